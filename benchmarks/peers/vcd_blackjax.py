@@ -23,7 +23,7 @@ from hotloop.families.vcd.config import VcdModel
 from hotloop.mcmc import hmc
 
 
-def draws(model: VcdModel, key: Array, rows: int) -> vcd.Noise:
+def draws(model: VcdModel, key: Array, rows: int, first: int = 0) -> vcd.Noise:
     """Normals for the encoder's samples, and a key for each iteration and chain in place of momenta."""
     start, chains = jax.random.split(key)
     keys = jax.random.split(chains, (model.hmc_steps, rows))
@@ -57,9 +57,15 @@ def transition(model: VcdModel, decoder: Any, images: Array) -> Any:
 
 
 def sample(
-    model: VcdModel, decoder: Any, images: Array, start: hmc.State, noise: vcd.Noise, step_size: Array
+    model: VcdModel,
+    decoder: Any,
+    images: Array,
+    start: hmc.State,
+    noise: vcd.Noise,
+    step_size: Array,
+    axis: None = None,
 ) -> vcd.Chain:
-    """`model.sample` by BlackJAX."""
+    """`model.sample` by BlackJAX, on one device."""
     move = transition(model, decoder, images)
 
     def step(carry: Any, keys: Array) -> Any:

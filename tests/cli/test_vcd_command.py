@@ -205,7 +205,7 @@ def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
 def test_the_test_after_a_training_takes_as_many_images_as_asked_for(words, count, monkeypatch):
     seen = []
     sums = {"elbo": -400.0, "samples": 20}
-    monkeypatch.setattr(train, "Evaluation", lambda values, batch, batch_size: lambda state: sums)
+    monkeypatch.setattr(train, "Evaluation", lambda *_, **__: lambda state: sums)
     monkeypatch.setattr(
         evaluation, "estimate_likelihoods", lambda job, state, rows, *_: seen.append(len(rows)) or {}
     )

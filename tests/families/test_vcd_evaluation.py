@@ -163,7 +163,7 @@ def test_products_are_full_float32_whatever_the_weights_are_kept_in():
     proposal = likelihood.Proposal(*(part[None] for part in estimate.encoder))
     sums = likelihood.empty_sums((1, 11))
     text = likelihood._weigh.lower(
-        1, estimate._decoder, estimate._batches, proposal, jax.random.key(0), 50, 0, 1, sums
+        1, None, estimate._decoder, estimate._batches, proposal, jax.random.key(0), 50, 0, 1, sums
     ).as_text()
     products = re.findall(r"dot_general.*", text)
     assert len(products) == 2

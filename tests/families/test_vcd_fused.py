@@ -54,7 +54,7 @@ def refine(sampler, adaptation="ruiz"):
         return model.sample(options, DECODER, images, start, noise, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "use_fused", lambda _: sampler == "fused")
+        patch.setattr(model, "use_fused", lambda *_: sampler == "fused")
         kernel = Mock(side_effect=partial(fused.FusedSampler, interpret=True))
         patch.setattr(fused, "FusedSampler", kernel)
         lowered = jax.jit(chain).lower(POSITION, NOISE.momenta)
@@ -101,9 +101,10 @@ def test_a_chain_that_breaks_stays_where_it_was_and_leaves_the_others_their_bits
 
 def test_the_kernel_is_chosen_for_networks_and_batches_that_it_fits(monkeypatch):
     monkeypatch.setattr(model, "platform", lambda: "gpu")
-    assert model.use_fused(VcdModel())
-    for options in ({"hidden": (200,)}, {"hidden": (300, 200)}, {"z_dim": 65}, {"micro_batch_size": 3072}):
-        assert not model.use_fused(VcdModel(**options))
-    assert not model.use_fused(VcdModel(sampler="plain"))
+    assert model.use_fused(VcdModel(), 100)
+    for options in ({"hidden": (200,)}, {"hidden": (300, 200)}, {"z_dim": 65}):
+        assert not model.use_fused(VcdModel(**options), 100)
+    assert not model.use_fused(VcdModel(), 3072)
+    assert not model.use_fused(VcdModel(sampler="plain"), 100)
     monkeypatch.setattr(model, "platform", lambda: "cpu")
-    assert not model.use_fused(VcdModel())
+    assert not model.use_fused(VcdModel(), 100)

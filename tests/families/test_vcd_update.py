@@ -86,8 +86,8 @@ def batch_of(index):
 def updating(monkeypatch, task, noise):
     """The compiled update, with the numbers of key n looked up in `noise[n]`: half as long to compile."""
 
-    def draws(options, key, rows):
-        assert options is task.model and rows == noise.start.shape[1]
+    def draws(options, key, rows, first):
+        assert options is task.model and rows == noise.start.shape[1] and first == 0
         return jax.tree.map(lambda each: jnp.asarray(each)[jax.random.key_data(key)[1]], noise)
 
     monkeypatch.setattr(model, "draw_noise", draws)

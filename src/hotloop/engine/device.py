@@ -168,6 +168,20 @@ def device_mesh(replicas: int, stages: int = 1, platform: str | None = None) -> 
     return Mesh(places, (REPLICA, STAGE), axis_types=(AxisType.Auto,) * 2)
 
 
+def mesh_of_replicas(replicas: int) -> "Mesh | None":
+    """The mesh of a run of so many replicas without stages, on the platform in use; None for one in one process."""
+    several = replicas > 1 or processes.count() > 1
+    return device_mesh(replicas, platform=platform()) if several else None
+
+
+def replicas_that_fit(wanted: int) -> int:
+    """As many of so many replicas as there are devices for, equally many in every process and at least one in each."""
+    import jax
+
+    devices, each = len(jax.devices(platform())), processes.count()
+    return max(each, min(wanted, devices) // each * each)
+
+
 def pick_device(number: int, platform: str | None = None) -> "jax.Device":
     """The device of a platform with this number, counted from 0; -1 is the first."""
     import jax

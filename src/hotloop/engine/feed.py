@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from hotloop.engine import processes
@@ -334,6 +334,13 @@ def placement_like(sharding: NamedSharding | None, axes: tuple[Any, ...]) -> Nam
     if sharding is None:
         return None
     return NamedSharding(sharding.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
+
+
+def place_everywhere(tree: Any, mesh: Mesh | None) -> Any:
+    """A tree that lies on the host, or on one device, copied to every device of a mesh; None: as it is."""
+    if mesh is None:
+        return tree
+    return processes.place(tree, NamedSharding(mesh, PartitionSpec()))  # type: ignore[no-untyped-call]
 
 
 def check_split(sharding: NamedSharding, batch_size: int) -> None:

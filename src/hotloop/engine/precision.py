@@ -266,6 +266,31 @@ def on_replicas(fn: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]
     return run
 
 
+def sum_replicas(shares: Tree, axis: str | None) -> Tree:
+    """The sum of all replicas' shares, floats in float32: a sum of 16-bit gradients may leave their range."""
+    if axis is None:
+        return shares
+    total: Tree = lax.psum(cast(shares, FLOAT32), axis)  # type: ignore[no-untyped-call]
+    return total
+
+
+def gather_replicas(rows: Tree, axis: str | None) -> Tree:
+    """The rows of all replicas, in the order of the undivided batch."""
+    if axis is None:
+        return rows
+    whole: Tree = jax.tree.map(lambda leaf: lax.all_gather(leaf, axis, tiled=True), rows)
+    return whole
+
+
+def first_row(rows: int, axis: str | None) -> Array | int:
+    """The place in the undivided batch of the first of this replica's `rows` samples."""
+    return 0 if axis is None else lax.axis_index(axis) * rows
+
+
+def count_replicas(axis: str | None) -> int:
+    return 1 if axis is None else int(lax.axis_size(axis))
+
+
 def mean_of_parts(
     fn: Callable[[Carry, Any, Array], tuple[Means, Carry]],
     carry: Carry,

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from hotloop.engine import optim, precision
+from hotloop.engine import optim, precision, processes
 from hotloop.engine.device import REPLICA
 from hotloop.engine.keys import stream
 from hotloop.engine.optim_keys import USUAL_PARAMS
@@ -135,7 +135,7 @@ def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
 
 def begin(job: Job, key: Array, x: Any) -> State:
     """What `train_on_pool` or `infer_on_pool` goes on from, in its place; `x` is any batch's."""
-    state: State = jax.device_put({**init(job, key), "count": jnp.uint32(0)}, job.sharding())
+    state: State = processes.place({**init(job, key), "count": jnp.uint32(0)}, job.sharding())
     if job.config.train:
         return state
     y = jax.eval_shape(_apply(job), state["params"], x)
@@ -243,7 +243,7 @@ class PoolOnDevice:
     def _send(self, numbers: Any) -> Batch:
         places = numbers % self.batches
         return {
-            name: jax.device_put(leaf[places], self._shardings[name]) for name, leaf in self._host.items()
+            name: processes.place(leaf[places], self._shardings[name]) for name, leaf in self._host.items()
         }
 
 

@@ -1,21 +1,25 @@
 """Sparse ratings on the device, batches of them made dense inside the compiled loop, and errors over all users.
 
 A matrix stays compressed (two or four bytes an item, one a rating); a batch is scattered into zeros when its
-update comes. Its ratings are laid end to end and found again by their place: rows cost what they hold.
+update comes. Its ratings are laid end to end and found again by their place: rows cost what they hold. Of several
+devices each has the whole matrix and makes its own share of a batch dense.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import platform
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Evaluation, PerSample
+from hotloop.engine.precision import EVERYWHERE, SPLIT
 from hotloop.errors import DataError
 
 # Ratings at a time on a CPU: of a batch that is made dense, and of sums over sparse ratings.
@@ -47,16 +51,32 @@ def max_ratings(matrix: RatingMatrix, batch_size: int) -> int:
     return max(1, int(sizes[: batch_size - again].sum() + sizes[:again].sum()))
 
 
-def make_feed(train: RatingMatrix, batch_size: int, seed: int, dtype: Any, *, sparse: bool) -> Resident:
+class SparseFeed(Resident):
+    """Its batches name users beside everybody's ratings, which every replica has whole: the update deals out users."""
+
+    def finish(self, batch: Any, arguments: Any, step: Array) -> Any:
+        return batch
+
+
+def make_feed(
+    train: RatingMatrix, batch_size: int, seed: int, dtype: Any, *, sparse: bool, mesh: Mesh | None = None
+) -> Resident:
     """Batches of users, made dense inside the loop, or left sparse for an update that takes them so."""
-    capacity = max_ratings(train, batch_size)
+    dense = make_dense(train, batch_size, mesh, dtype)
 
     def gather(rows: DeviceRows, users: Array) -> dict[str, Any]:
-        if sparse:
-            return {"ratings": SparseBatch(rows, users)}
-        return {"ratings": densify(rows, users, train.n_items, capacity, dtype)}
+        return {"ratings": SparseBatch(rows, users) if sparse else dense(rows, users)}
 
-    return Resident(make_rows(train), batch_size, seed=seed, samples=train.users, gather=gather)
+    kind = SparseFeed if sparse else Resident
+    sharding = split_over(mesh)
+    return kind(
+        make_rows(train), batch_size, seed=seed, samples=train.users, gather=gather, sharding=sharding
+    )
+
+
+def split_over(mesh: Mesh | None) -> NamedSharding | None:
+    """The placement of a batch whose users are divided among the replicas."""
+    return None if mesh is None else NamedSharding(mesh, SPLIT)
 
 
 class Entries(NamedTuple):
@@ -122,6 +142,22 @@ def densify(rows: DeviceRows, users: Array, items: int, capacity: int, dtype: An
     return sparse.fold(scattered, zeros, CHUNK)
 
 
+def make_dense(
+    matrix: RatingMatrix, batch_size: int, mesh: Mesh | None = None, dtype: Any = jnp.float32
+) -> Callable[[DeviceRows, Array], Array]:
+    """(a matrix on the device, so many users) -> their dense ratings; each replica works on its share of them."""
+    share = batch_size if mesh is None else batch_size // mesh.size
+    capacity = max_ratings(matrix, share)
+
+    def dense(rows: DeviceRows, users: Array) -> Array:
+        return densify(rows, users, matrix.n_items, capacity, dtype)
+
+    if mesh is None:
+        return dense
+    specs = EVERYWHERE, SPLIT
+    return jax.shard_map(dense, mesh=mesh, in_specs=specs, out_specs=SPLIT, check_vma=False)
+
+
 def sum_errors(predictions: Array, truth: Array) -> dict[str, Array]:
     """Of each user: squared and absolute error over its ratings, and their number."""
     there = truth > 0
@@ -133,41 +169,66 @@ def sum_errors(predictions: Array, truth: Array) -> dict[str, Array]:
     }
 
 
+def find_users(truth: RatingMatrix) -> NDArray[np.int32]:
+    """The rows that have a rating."""
+    return np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
+
+
+def fill_batches(users: NDArray[np.int32], size: int, shares: int) -> tuple[NDArray[np.int32], int]:
+    """Users in batches that split into equal shares, and the length of such a batch: -1 stands where nobody does.
+
+    Every whole batch of `size` users is filled up by itself, so that it holds the users that it has on one device.
+    """
+    length = -(-size // shares) * shares
+    whole = len(users) // size * size
+    filled = np.pad(users[:whole].reshape(-1, size), ((0, 0), (0, length - size)), constant_values=-1)
+    return np.concatenate([filled.reshape(-1), users[whole:]]), length
+
+
 def evaluate_users(
     values: PerSample,
     train: RatingMatrix,
     truth: RatingMatrix,
     batch_size: int,
     rows: DeviceRows | None = None,
+    mesh: Mesh | None = None,
 ) -> Evaluation:
     """`values` over the users that have a rating in `truth`, which has the rows and columns of `train`.
 
-    `rows` are the training ratings where they are on the device already.
+    `rows` are the training ratings where they are on the device already. With a `mesh` each replica has its share of
+    every batch; a place that only fills up a batch has no truth, and so adds 0 to sums over ratings.
     """
-    users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
+    users = find_users(truth)
     if not len(users):
         raise DataError("no ratings to evaluate: none has a user and an item of the training data")
-    size = min(batch_size, len(users))
-    room = [max_ratings(matrix, size) for matrix in (train, truth)]
+    shares = 1 if mesh is None else mesh.size
+    filled, size = fill_batches(users, min(batch_size, len(users)), shares)
+    dense_train, dense_truth = (make_dense(matrix, size, mesh) for matrix in (train, truth))
 
     def gather(data: Any, places: Array) -> dict[str, Array]:
-        chosen = data["users"][places]
+        found = data["users"][places]
+        chosen = jnp.maximum(found, 0)
+        known = dense_truth(data["truth"], chosen)
         return {
             "users": chosen,
-            "ratings": densify(data["train"], chosen, train.n_items, room[0]),
-            "truth": densify(data["truth"], chosen, train.n_items, room[1]),
-            "in_whole_batch": jnp.broadcast_to(places[0] + size <= len(users), places.shape),
+            "ratings": dense_train(data["train"], chosen),
+            "truth": known if mesh is None else jnp.where(found[:, None] < 0, 0, known),
+            "in_whole_batch": jnp.broadcast_to(places[0] + size <= len(filled), places.shape),
         }
 
-    data = {"train": rows or make_rows(train), "truth": make_rows(truth), "users": users}
-    return Evaluation(values, data, size, samples=len(users), gather=gather)
+    data = {"train": rows or make_rows(train), "truth": make_rows(truth), "users": filled}
+    return Evaluation(values, data, size, samples=len(filled), gather=gather, sharding=split_over(mesh))
 
 
 def make_rating_error(
-    values: PerSample, train: RatingMatrix, truth: RatingMatrix, batch_size: int
+    values: PerSample,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    batch_size: int,
+    mesh: Mesh | None = None,
 ) -> Callable[[Any], dict[str, float]]:
     """From a state to RMSE and MAE on the ratings of `truth`, compiled once; `values` is the family's `evaluate`."""
-    evaluation = evaluate_users(values, train, truth, batch_size)
+    evaluation, users = evaluate_users(values, train, truth, batch_size, mesh=mesh), len(find_users(truth))
 
     def rating_error(state: Any) -> dict[str, float]:
         sums = evaluation(state)
@@ -175,7 +236,7 @@ def make_rating_error(
         return {
             "rmse": float((sums["squared_error"] / count) ** 0.5),
             "mae": float(sums["absolute_error"] / count),
-            "users": sums["samples"],
+            "users": users,
             "ratings": count,
         }
 

@@ -59,6 +59,12 @@ class CheckpointOptions(Options):
     best: bool = run_option(
         True, "Without --step: the checkpoint that validated best; --no-best takes the newest."
     )
+    replicas: int | None = run_option(
+        None,
+        "Devices that share the users; left out, as many as the run was trained on, or all where that is more.",
+        check=positive,
+        aliases=("--num-replicas",),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

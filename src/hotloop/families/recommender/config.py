@@ -191,6 +191,12 @@ class TrialOptions(Options, DataOptions, UpdateOptions):
 
 @dataclass(frozen=True)
 class TrainOptions(TrialOptions):
+    replicas: int = training_option(
+        1,
+        "Devices that share the users of each batch, which they must divide; the losses are those of one.",
+        check=positive,
+        aliases=("--num-replicas",),
+    )
     multiprocessing: bool = run_option(False, "Validate in a process of its own, beside the training.")
     resume: bool = run_option(False, "Go on with the run of --run-name.")
     build_init: bool = run_option(False, "Save the initial weights and stop.")
@@ -214,6 +220,8 @@ class TrainOptions(TrialOptions):
                 f"--learning-rate-decay has {len(self.learning_rate_decay)} factors: it needs one more than "
                 f"--learning-rate-schedule has drops ({len(self.learning_rate_schedule)})"
             )
+        if self.batch_size is not None:
+            self.check_split(self.batch_size)
         name, usual = OPTIMISERS[self.optimizer]
         check_optimiser(name, {**usual, **self.optimizer_params}, global_batch_size=self.batch_size)
         if self.lr_schedule == "drops" and self.lr_schedule_params:
@@ -243,6 +251,14 @@ class TrainOptions(TrialOptions):
         if self.test_data_file and not (self.validation_data_file or self.no_validation):
             raise OptionError(
                 "--test-data-file: needs --validation-data-file of the same users, too, or --no-validation"
+            )
+
+    def check_split(self, users: int) -> None:
+        """An OptionError where the replicas cannot share a batch of so many users evenly."""
+        if users % self.replicas:
+            raise OptionError(
+                f"--replicas {self.replicas}: a batch of {users} users cannot be shared evenly; take a --batch-size "
+                f"that is a multiple of {self.replicas}"
             )
 
     @property

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from hotloop.data.rating_matrix import RatingMatrix, build_matrix
 from hotloop.data.ratings import Tables, read_rating_text, write_tables
+from hotloop.engine import processes
+from hotloop.engine.device import mesh_of_replicas, replicas_that_fit
+from hotloop.engine.feed import fill_up, place_everywhere, placement_like
 from hotloop.engine.progress import Console, compiling
 from hotloop.engine.run import write_json
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import batches, model, rating_sets, saved_run
 from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import (
+    CheckpointOptions,
     EvaluateOptions,
     PredictionOptions,
     PredictOptions,
@@ -101,8 +107,10 @@ def make_measures(
     batch_size: int,
     rules: ScoringRules,
     rows: batches.DeviceRows | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[[Any], Figures]:
     """From a state to all figures of a scorer by the ratings of `truth`, compiled once; see `evaluate_users`."""
+    users = len(batches.find_users(truth))
 
     def values(state: Any, batch: Batch) -> dict[str, Array]:
         scores, truth = scorer(state, batch), batch["truth"]
@@ -116,7 +124,7 @@ def make_measures(
             figures |= ranking_values(scores, batch["ratings"] > 0, relevant, rules.ks)
         return figures
 
-    evaluation = batches.evaluate_users(values, train, truth, batch_size, rows)
+    evaluation = batches.evaluate_users(values, train, truth, batch_size, rows, mesh)
     whole_batches = evaluation.samples // evaluation.batch_size
 
     def measure(state: Any) -> Figures:
@@ -125,7 +133,7 @@ def make_measures(
             "rmse": math.sqrt(sums["squared_error"] / sums["ratings"]),
             "mae": sums["absolute_error"] / sums["ratings"],
             "rmse_mean_of_batches": sums["batch_rmse"] / whole_batches,
-            "users": sums["samples"],
+            "users": users,
             "ratings": sums["ratings"],
         }
         if rules.ks:
@@ -150,14 +158,23 @@ class EvaluationSet:
     notice: str = ""
 
 
-def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
+def load_on_devices(config: CheckpointOptions) -> tuple[SavedRun, Mesh | None]:
+    """The run of a command with its weights on every device that shares the users, and these devices."""
+    if config.replicas is not None:
+        mesh_of_replicas(config.replicas)  # too many are refused before anything is read
     found = saved_run.load_run(config.run, config.step, best=config.best)
+    mesh = mesh_of_replicas(config.replicas or replicas_that_fit(found.config.replicas))
+    return replace(found, state=place_everywhere(found.state, mesh)), mesh
+
+
+def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
+    found, mesh = load_on_devices(config)
     chosen = load_evaluation_set(config, found, found.load_training(), console)
     size = config.batch_size or found.batch_size
     started = time.perf_counter()
     with console.progress("evaluating"):
         rules = make_rules(config, found.low, found.high)
-        measure = make_measures(found.score, chosen.train, chosen.truth, size, rules)
+        measure = make_measures(found.score, chosen.train, chosen.truth, size, rules, mesh=mesh)
         figures = measure(found.state)
     result = {
         "run": str(config.run),
@@ -179,8 +196,9 @@ def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
     )
     how = ("" if config.clip else "-unclipped") + ("-rounded" if config.round else "")
     path = config.run / "evaluations" / f"{chosen.short}-{found.step}{how}.json"
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, result)
+    if processes.is_writer():
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, result)
     console.say(f"written: {path}")
     return {**to_jsonable(result), "path": str(path)}
 
@@ -245,14 +263,14 @@ def show_figures(
 
 
 def run_predict(config: PredictOptions, console: Console) -> Mapping[str, Any]:
-    found = saved_run.load_run(config.run, config.step, best=config.best)
+    found, mesh = load_on_devices(config)
     chosen = load_evaluation_set(config, found, load_observed(config.ratings_file, found, console), console)
     rules = make_rules(config, found.low, found.high)
     path = config.output or config.run / "predictions" / f"{chosen.short}-{found.step}.txt"
     size = config.batch_size or found.batch_size
     squares = absolutes = 0.0
     with _write(path) as (append,), console.progress("predicting", chosen.truth.ratings) as bar:
-        blocks = predict_blocks(found, chosen.train, chosen.truth, size, rules)
+        blocks = predict_blocks(found, chosen.train, chosen.truth, size, rules, mesh)
         for rows, columns, predictions, truth in blocks:
             append(chosen.train.user_ids[rows], chosen.train.item_ids[columns], predictions, truth)
             errors = predictions.astype(np.float64) - truth
@@ -289,22 +307,26 @@ def load_observed(ratings_file: Path | None, found: SavedRun, console: Console) 
 
 
 def predict_blocks(
-    found: SavedRun, train: RatingMatrix, truth: RatingMatrix, size: int, rules: ScoringRules
+    found: SavedRun,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    size: int,
+    rules: ScoringRules,
+    mesh: Mesh | None = None,
 ) -> Iterator[Columns]:
     """Row, column, prediction and truth of every rating of `truth`, so many users at a time."""
-    users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
+    users = batches.find_users(truth)
     size = min(size, len(users))
-    most, room = batches.max_ratings(truth, size), batches.max_ratings(train, size)
+    most, (length, dense) = batches.max_ratings(truth, size), share_users(train, size, mesh)
 
-    @jax.jit
+    @partial(jax.jit, out_shardings=on_all(mesh))
     def predict_at(state: Any, rows: batches.DeviceRows, users: Array, where: tuple[Array, Array]) -> Array:
-        ratings = batches.densify(rows, users, train.n_items, room)
-        return rules.predict(model.predict(found.job, state, ratings)[where])
+        return rules.predict(model.predict(found.job, state, dense(rows, users))[where])
 
     def collect(rows: Any, columns: Any, result: Array, values: Any) -> Columns:
         return rows, columns, np.asarray(result)[: len(rows)], values
 
-    resident, before = jax.device_put(batches.make_rows(train)), None
+    resident, before = processes.place(batches.make_rows(train), on_all(mesh)), None
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         # All that these users have: nobody between the first and the last has any but they.
@@ -312,12 +334,25 @@ def predict_blocks(
         rows, columns = np.repeat(chosen, np.diff(truth.starts)[chosen]), truth.items[own]
         where = _pad(np.searchsorted(chosen, rows), most), _pad(columns, most)
         with nullcontext() if first else compiling():
-            result = predict_at(found.state, resident, _pad(chosen, size), where)
+            result = predict_at(found.state, resident, _pad(chosen, length), where)
         if before is not None:  # the device works on these users while the caller writes the last ones
             yield collect(*before)
         before = rows, columns, result, truth.values(own)
     if before is not None:
         yield collect(*before)
+
+
+def share_users(
+    train: RatingMatrix, size: int, mesh: Mesh | None
+) -> tuple[int, Callable[[batches.DeviceRows, Array], Array]]:
+    """So many users, or the next number that the replicas share evenly, and what makes so many's ratings dense."""
+    length = fill_up(batches.split_over(mesh), size)
+    return length, batches.make_dense(train, length, mesh)
+
+
+def on_all(mesh: Mesh | None) -> NamedSharding | None:
+    """The placement of what every device has; None for one device, where nothing is said."""
+    return placement_like(batches.split_over(mesh), ())
 
 
 def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
@@ -326,12 +361,12 @@ def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
 
 
 def run_recommend(config: RecommendOptions, console: Console) -> Mapping[str, Any]:
-    found = saved_run.load_run(config.run, config.step, best=config.best)
+    found, mesh = load_on_devices(config)
     train = load_observed(config.ratings_file, found, console)
     users = find_rows(config, train)
     rules = make_rules(config, found.low, found.high)
     size = config.batch_size or found.batch_size
-    best = recommend_blocks(found, train, users, config.top, size, rules)
+    best = recommend_blocks(found, train, users, config.top, size, rules, mesh)
     with_ids = ((train.user_ids[rows], train.item_ids[columns], values) for rows, columns, values in best)
     result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
     if config.output is None:
@@ -375,23 +410,29 @@ def find_rows(config: RecommendOptions, train: RatingMatrix) -> NDArray[np.int32
 
 
 def recommend_blocks(
-    found: SavedRun, train: RatingMatrix, users: NDArray[np.int32], top: int, size: int, rules: ScoringRules
+    found: SavedRun,
+    train: RatingMatrix,
+    users: NDArray[np.int32],
+    top: int,
+    size: int,
+    rules: ScoringRules,
+    mesh: Mesh | None = None,
 ) -> Iterator[Columns]:
     """Row, column and prediction of the best unrated items of these rows, best first, so many users at a time."""
     size, top = min(size, len(users)), min(top, train.n_items)
-    room = batches.max_ratings(train, size)
+    length, dense = share_users(train, size, mesh)
 
-    @jax.jit
+    @partial(jax.jit, out_shardings=on_all(mesh))
     def best(state: Any, rows: batches.DeviceRows, users: Array) -> tuple[Array, Array, Array]:
-        ratings = batches.densify(rows, users, train.n_items, room)
+        ratings = dense(rows, users)
         scores = jnp.where(ratings > 0, -jnp.inf, model.predict(found.job, state, ratings))
         highest, columns = lax.top_k(scores, top)
         return rules.predict(highest), columns, highest > -jnp.inf
 
-    resident = jax.device_put(batches.make_rows(train))
+    resident = processes.place(batches.make_rows(train), on_all(mesh))
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         with nullcontext() if first else compiling():
-            parts = best(found.state, resident, _pad(chosen, size))
+            parts = best(found.state, resident, _pad(chosen, length))
         predictions, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
         yield np.repeat(chosen, there.sum(1)), columns[there], predictions[there]

@@ -2,7 +2,8 @@
 
 Six fully connected layers with SELU after every one, the decoder's weights the encoder's transposed; dropout stands in
 one place, after the code. Parameters are {"encoder": ({"w", "b"}, ...), "decoder": ({"b"} or {"w", "b"}, ...)},
-weights [in, out]. In ratings a zero is "no rating".
+weights [in, out]. In ratings a zero is "no rating". Of several replicas each has a share of the users; a loss is a sum
+over all of them, divided by the number of all their ratings or places, so that any split of a batch gives the same.
 
 joint re-feeding: y = f(x), z = f(y) with another dropout mask, one loss L(y, x) + |z - y|^2, one step, the gradient
 through everything. alternate: a step on L(y, x), then steps on |f(y) - y|^2 with y detached, each with the weights of
@@ -13,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,12 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine import optim, precision
-from hotloop.engine.device import platform
+from hotloop.engine.device import mesh_of_replicas, platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.families.recommender.batches import Entries, SparseBatch, sum_errors
+from hotloop.engine.precision import count_replicas, first_row, on_replicas, sum_replicas
+from hotloop.families.recommender.batches import DeviceRows, Entries, SparseBatch, sum_errors
 from hotloop.families.recommender.config import DROPOUT, LAYERS, OPTIMISERS, TrainOptions, UpdateOptions
 from hotloop.layers.dense import column_sums, product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
@@ -50,6 +53,12 @@ class Job:
     low: float = -math.inf  # predictions are clipped to this range when they are evaluated
     high: float = math.inf
     updates_per_epoch: Fraction = Fraction(1)
+    replicas: int = 1  # devices that share the users of an update
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """Of the replicas; None for one."""
+        return mesh_of_replicas(self.replicas)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -89,7 +98,8 @@ def make_job(
     bounds = (low, high) if config.clip else (-math.inf, math.inf)
     net = {each.name: getattr(config, each.name) for each in fields(UpdateOptions)}
     net["precision"] = resolve_precision(config.precision)
-    return Job(UpdateOptions(**net), items, drops, *bounds, Fraction(users, config.batch_size or users))
+    per_epoch = Fraction(users, config.batch_size or users)
+    return Job(UpdateOptions(**net), items, drops, *bounds, per_epoch, config.replicas)
 
 
 def resolve_precision(mode: str) -> str:
@@ -150,18 +160,24 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
     """One batch: one step, or 1 + aug_steps of them under alternate re-feeding."""
     net, refeeding, rate_at, chain = job.net, job.refeeding, make_rate(job), optimiser(job.net)
 
-    def make_update(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
-        x, rate = batch["ratings"], rate_at(state["update"])
+    def update_on_share(
+        axis: str | None, share: Array, rows: DeviceRows | None, state: State, key: Array
+    ) -> tuple[State, dict[str, Array]]:
+        """`share` are dense ratings, or with `rows` the users to take out of them."""
+        x = share if rows is None else SparseBatch(rows, share)
+        rate = rate_at(state["update"])
 
         def differentiate(loss: Callable[[Any], tuple[Array, Any]]) -> tuple[Any, tuple[Array, Any]]:
-            """The gradient of the scaled loss, and what the loss returns."""
+            """The gradient of the scaled loss, the loss, both of all replicas, and what else the loss returns."""
 
             def scaled(params: Any) -> tuple[Array, Any]:
                 value, extra = loss(params)
                 return net.loss_scaling * value, (value, extra)
 
-            found: tuple[Any, Any] = jax.grad(scaled, has_aux=True)(job.policy.to_compute(state["params"]))
-            return found
+            found = jax.grad(scaled, has_aux=True)(job.policy.to_compute(state["params"]))
+            gradients, (value, extra) = found
+            gradients, value = sum_replicas((gradients, value), axis)
+            return gradients, (value, extra)
 
         def step(state: State, gradients: Any, number: int) -> tuple[State, Array]:
             """The state after one step of the optimiser with gradients of the scaled loss, and their norm."""
@@ -175,52 +191,65 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
             return {**state, "params": params, "optimiser": slots}, norm
 
         if isinstance(x, SparseBatch):
-            gradients, (loss, masked) = sparse_joint(job, state["params"], x, key)
+            gradients, (loss, masked) = sum_replicas(sparse_joint(job, state["params"], x, key, axis), axis)
         elif refeeding == "joint":
-            gradients, (loss, masked) = differentiate(lambda params: joint_loss(job, params, x, key))
+            gradients, (loss, own) = differentiate(lambda params: joint_loss(job, params, x, key, axis))
+            masked = sum_replicas(own, axis)
         else:
-            gradients, (masked, y) = differentiate(lambda params: rating_loss(job, params, x, key))
+            gradients, (masked, y) = differentiate(lambda params: rating_loss(job, params, x, key, axis))
             loss = masked
         state, norm = step(state, gradients, 0)
         figures = {"loss": loss, "rmse": jnp.sqrt(masked)}
         for n in range(1, net.aug_steps + 1) if refeeding == "alternate" else ():
-            loss_of = partial(refeeding_loss, job, target=y, key=stream(key, "dropout", n))
+            loss_of = partial(refeeding_loss, job, target=y, key=stream(key, "dropout", n), axis=axis)
             gradients, (figures["refeed_loss"], y) = differentiate(loss_of)
             state, norm = step(state, gradients, n)
         new = {**state, "update": state["update"] + 1}
         return new, {**figures, "learning_rate": rate, "gradient_norm": norm}
 
+    def make_update(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
+        x, rows = batch["ratings"], None
+        if isinstance(x, SparseBatch):
+            rows, x, _ = x
+        found: tuple[State, dict[str, Array]] = on_replicas(update_on_share, job.mesh)(x, rows, state, key)
+        return found
+
     return make_update
 
 
-def joint_loss(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
-    """The loss of both passes, and the masked error in it."""
-    masked, y = rating_loss(job, params, x, key)
-    return masked + refeeding_loss(job, params, y, stream(key, "dropout", 1))[0], masked
+def joint_loss(job: Job, params: Any, x: Array, key: Array, axis: str | None = None) -> tuple[Array, Array]:
+    """Of this replica's users: their share in the loss of both passes, and in the masked error in it."""
+    masked, y = rating_loss(job, params, x, key, axis)
+    return masked + refeeding_loss(job, params, y, stream(key, "dropout", 1), axis)[0], masked
 
 
-def rating_loss(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
-    y = apply_network(job, params, x, stream(key, "dropout", 0))
-    return masked_error(y, x.astype(y.dtype)), y
+def rating_loss(job: Job, params: Any, x: Array, key: Array, axis: str | None = None) -> tuple[Array, Array]:
+    """This replica's share in the masked error, and its predictions."""
+    y = apply_network(job, params, x, stream(key, "dropout", 0), axis)
+    return masked_error(y, x.astype(y.dtype), axis), y
 
 
-def refeeding_loss(job: Job, params: Any, target: Array, key: Array) -> tuple[Array, Array]:
-    """The mean squared error over all places, and the predictions."""
-    y = apply_network(job, params, target, key)
-    return jnp.square(y - target).mean(), y
+def refeeding_loss(
+    job: Job, params: Any, target: Array, key: Array, axis: str | None = None
+) -> tuple[Array, Array]:
+    """This replica's share in the mean squared error over all places, and its predictions."""
+    y = apply_network(job, params, target, key, axis)
+    return mean_square(y - target, axis), y
 
 
-def apply_network(job: Job, params: Any, x: Array, key: Array | None = None) -> Array:
-    """Predictions for dense ratings; with a key, the code is dropped out, each row by its own place."""
-    keep = 1.0 if key is None else draw_dropout(job, key, len(x))
+def apply_network(
+    job: Job, params: Any, x: Array, key: Array | None = None, axis: str | None = None
+) -> Array:
+    """Predictions for dense ratings; with a key, the code is dropped out, each row by its place in the whole batch."""
+    keep = 1.0 if key is None else draw_dropout(job, key, len(x), axis)
     return forward(params, x, keep, linear=job.net.no_selu)
 
 
-def draw_dropout(job: Job, key: Array, rows: int) -> Array | float:
+def draw_dropout(job: Job, key: Array, rows: int, axis: str | None = None) -> Array | float:
     if not job.dropout:
         return 1.0
     share = 1 - job.dropout
-    keys = sample_keys(key, 0, rows)
+    keys = sample_keys(key, first_row(rows, axis), rows)
     chosen = jax.vmap(lambda k: jax.random.bernoulli(k, share, (job.layers[-1],)))(keys)
     return chosen / np.float32(share)
 
@@ -269,14 +298,24 @@ def selu(x: Array) -> Array:
     return SELU_SCALE * jnp.where(x > 0, x, SELU_ALPHA * (jnp.exp(jnp.where(x > 0, 0, x)) - 1))
 
 
-def masked_error(predictions: Array, ratings: Array) -> Array:
-    """The mean squared error over the places that hold a rating."""
+def masked_error(predictions: Array, ratings: Array, axis: str | None = None) -> Array:
+    """The squared errors at the places that hold a rating, over the number of such places of all replicas.
+
+    Not over this replica's own: users have rated more or less, and a mean of such means is another loss.
+    """
     there = ratings > 0
     errors = jnp.where(there, predictions - ratings, 0)
-    return jnp.square(errors).sum() / jnp.maximum(there.sum(), 1)
+    return jnp.square(errors).sum() / jnp.maximum(sum_replicas(there.sum(), axis), 1)
 
 
-def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[Params, tuple[Array, Array]]:
+def mean_square(differences: Array, axis: str | None = None) -> Array:
+    """The squares over the number of places of all replicas."""
+    return jnp.square(differences).sum() / (differences.size * count_replicas(axis))
+
+
+def sparse_joint(
+    job: Job, params: Params, x: SparseBatch, key: Array, axis: str | None = None
+) -> tuple[Params, tuple[Array, Array]]:
     """The gradient of `joint_loss` times the loss scale for sparse ratings and SELU, and what `joint_loss` returns.
 
     Written out for a CPU. Of the eleven products with all items that an update makes by automatic differentiation, two
@@ -284,7 +323,8 @@ def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[
     the ratings stay sparse and the other parts are one product over both passes; the middle layers are differentiated
     as usual.
     """
-    scale, users, rated_places = job.net.loss_scaling, len(x.users), jnp.maximum(x.sizes.sum(), 1)
+    scale, users = job.net.loss_scaling, len(x.users)
+    rated_places = jnp.maximum(sum_replicas(x.sizes.sum(), axis), 1)
     first, last = params["encoder"][0], params["decoder"][-1]
     into: Array = first["w"]
     out_of = last.get("w", into.T)
@@ -292,7 +332,7 @@ def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[
 
     def run(before: Array, number: int) -> tuple[Array, Array, Callable[[Array], Any]]:
         """From the first layer's product: predictions, what the last layer was given, and the way back to `before`."""
-        keep = draw_dropout(job, stream(key, "dropout", number), users)
+        keep = draw_dropout(job, stream(key, "dropout", number), users, axis)
 
         def middle(inner: Params, before: Array) -> Array:
             hidden = selu(with_bias(before, inner["bias"]))
@@ -320,7 +360,7 @@ def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[
         return total + jnp.where(chunk.inside, jnp.square(errors), 0).sum()
 
     masked = x.fold(add_squares, jnp.zeros((), y.dtype)) / rated_places
-    apart = (2 * scale / y.size) * (z - y)
+    apart = (2 * scale / (y.size * count_replicas(axis))) * (z - y)
     dz = apart * selu_slope(z)
     inner_z, dz_first = z_back(product(dz, out_of.T))
 
@@ -344,4 +384,4 @@ def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[
     d_inner = jax.tree.map(jnp.add, inner_z, inner_y)
     d_first = {"w": x.fold(add_outer, d_into), "b": d_inner["bias"]}
     gradients = {"encoder": (d_first, *d_inner["encoder"]), "decoder": (*d_inner["decoder"], d_last)}
-    return gradients, (masked + jnp.square(z - y).mean(), masked)
+    return gradients, (masked + mean_square(z - y, axis), masked)

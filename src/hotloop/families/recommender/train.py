@@ -17,8 +17,9 @@ import numpy as np
 
 from hotloop.engine import processes
 from hotloop.engine.checkpoint_folder import KeepLast
-from hotloop.engine.device import platform
+from hotloop.engine.device import mesh_of_replicas, platform
 from hotloop.engine.drive import Diverged
+from hotloop.engine.feed import place_everywhere
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan
@@ -36,6 +37,7 @@ from hotloop.options import to_jsonable
 
 MAY_DIFFER = (
     "logdir", "results_dir", "run_name", "resume", "report", "plan", "multiprocessing", "validation_batch_size",
+    "replicas",
 )  # fmt: skip
 
 
@@ -51,6 +53,7 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
         check_resumable(run_folder(config), config.resume)
     else:
         check_place(run_folder(config), config.resume, config.report)
+    mesh_of_replicas(config.replicas)  # too many are refused before data are read
     data = rating_sets.load_sets(config, console)
     parts = ((config.validation_data_file, data.validation), (config.test_data_file, data.test))
     for path, truth in parts:
@@ -73,6 +76,7 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
         )
     batch = min(config.batch_size, users)
     config = replace(config, batch_size=batch)
+    config.check_split(batch)
     schedule = make_schedule(config, users)
     job = model.make_job(config, users, data.train.n_items, schedule.drops, *data.scale)
     if config.lr_schedule != "drops":
@@ -86,7 +90,7 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
         validate_first=schedule.updates_per_call if is_validated else 0,
         checkpoint_every=every,
         updates_per_epoch=Fraction(users, batch),
-        batch=Batch.of(batch),
+        batch=Batch.of(batch // config.replicas, config.replicas),
     )
     return Setup(replace(config, precision=job.net.precision), data, job, plan)
 
@@ -99,7 +103,9 @@ def describe(setup: Setup) -> str:
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     ratings = sum(part.nbytes for part in batches.make_rows(setup.data.train) if part is not None)
     assert setup.config.batch_size is not None
-    dense = 6 * 4 * setup.config.batch_size * job.items  # about six dense batches at a time, in float32
+    # About six dense batches at a time, in float32, of each replica's users.
+    dense = 6 * 4 * setup.config.batch_size // job.replicas * job.items
+    device = "the device" if job.replicas == 1 else "each device"
     rates = ", ".join(f"{rate:g}" for rate in job.rates)
     rates = f"rates {rates}, dropping at update {', '.join(map(str, job.drops)) or 'never'}"
     if job.net.lr_schedule != "drops":
@@ -108,7 +114,7 @@ def describe(setup: Setup) -> str:
         f"layers {job.items}, {', '.join(map(str, job.layers))} and back, {count:,} parameters, "
         f"{job.policy.compute}.{job.policy.update}, dropout {job.dropout:g}, re-feeding {job.refeeding}\n"
         f"{rates}\n"
-        f"memory on the device: about {(2 * held + ratings + dense) / 2**20:.0f} MiB, of which ratings "
+        f"memory on {device}: about {(2 * held + ratings + dense) / 2**20:.0f} MiB, of which ratings "
         f"{ratings / 2**20:.0f}"
     )
 
@@ -122,8 +128,13 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
     config, data, job, folder = setup.config, setup.data, setup.job, run_folder(setup.config)
     batch, size = config.batch_size, config.validation_batch_size
     assert batch is not None and size is not None
-    if setup.plan.has("validate") and config.multiprocessing and platform() == "tpu":
-        raise OptionError("--multiprocessing: a TPU belongs to one process at a time; leave the option out")
+    if setup.plan.has("validate") and config.multiprocessing:
+        if platform() == "tpu":
+            raise OptionError(
+                "--multiprocessing: a TPU belongs to one process at a time; leave the option out"
+            )
+        if processes.count() > 1:
+            raise OptionError("--multiprocessing: the processes of this run validate together; leave it out")
     # By paths that mean the same from everywhere, for evaluating the run later.
     files = {name: path.absolute() for name in FILES if (path := getattr(config, name))}
     extra = (data.train.users, job.items, job.drops, *data.scale)
@@ -143,7 +154,7 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
         report=config.report,
         notice=data.notice,
     ) as training:
-        if not (folder / "ratings.npz").exists():
+        if processes.is_writer() and not (folder / "ratings.npz").exists():
             data.train.write(folder / "ratings.npz")
         key, is_sparse = seed_key(config.seed), model.takes_sparse(job, data.train)
         values, update = model.evaluate(job), model.update(job)
@@ -157,16 +168,19 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
             training.checkpoints.save(0, state, position={})
             training.checkpoints.wait()
             return {"run": str(folder), "updates": 0}
-        feed = batches.make_feed(data.train, batch, config.seed, job.policy.compute, sparse=is_sparse)
+        feed = batches.make_feed(
+            data.train, batch, config.seed, job.policy.compute, sparse=is_sparse, mesh=job.mesh
+        )
         program = Program(update, feed, setup.plan.updates_per_call, key)
+        state = place_everywhere(state, job.mesh)
 
         @cache  # compiled once for all of the run
         def errors_on(part: str) -> Callable[[Any], Figures]:
-            return make_rating_error(values, data.train, getattr(data, part), size)
+            return make_rating_error(values, data.train, getattr(data, part), size, job.mesh)
 
         state = make_updates(setup, program, training, state, validations, errors_on, console)
         step = made = int(state["update"])
-        if (best := training.checkpoints.best()) is not None:
+        if (best := processes.agreed(training.checkpoints.best())) is not None:
             state, step = training.checkpoints.restore(state, best).state, best
         result: dict[str, Any] = {"run": str(folder), "updates": made, "best_step": step}
         epoch = float(step / setup.plan.updates_per_epoch)
@@ -223,6 +237,7 @@ def make_updates(
 
 def test_checkpoint(config: TrainOptions, folder: Path, console: Console) -> dict[str, Any]:
     """RMSE of a run's best weights on the validation ratings; the training ratings are the run's own."""
+    mesh = mesh_of_replicas(config.replicas)
     found = saved_run.load_run(folder, best=True)
     train = found.load_training()
     if config.validation_data_file is None:
@@ -233,6 +248,7 @@ def test_checkpoint(config: TrainOptions, folder: Path, console: Console) -> dic
     job = model.make_job(clipped, found.users, found.job.items, found.job.drops, found.low, found.high)
     with console.progress("evaluating"):
         size = config.validation_batch_size or 128
-        figures = make_rating_error(model.evaluate(job), train, truth, size)(found.state)
+        measure = make_rating_error(model.evaluate(job), train, truth, size, mesh)
+        figures = measure(place_everywhere(found.state, mesh))
     console.say(f"testing: RMSE {figures['rmse']:.4f}")
     return {"run": str(folder), "step": found.step, **figures}

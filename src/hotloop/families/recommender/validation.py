@@ -27,6 +27,7 @@ import numpy as np
 
 from hotloop.data.content import read_npz
 from hotloop.data.rating_matrix import RatingMatrix
+from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, named_leaves, snapshot
 from hotloop.engine.checkpoint_folder import Keep, Metrics
 from hotloop.engine.device import platform, setup
@@ -113,10 +114,13 @@ def open_validation(
         if event["event"] == "validation" and event["update"] <= done:
             own = {name: value for name, value in event.items() if name.startswith("validation_")}
             found.figures[event["update"]] = own
-    left_over = find_left_over(run.path, done, found.figures)
+    left_over = processes.agreed(
+        find_left_over(run.path, done, found.figures) if processes.is_writer() else None
+    )
     if setup.config.multiprocessing:
         assert setup.data.validation is not None
-        with ProcessValidation(run, setup.plan, found, setup.data.validation, console) as process:
+        truth, used = setup.data.validation, setup.config.replicas
+        with ProcessValidation(run, setup.plan, found, truth, console, used) as process:
             for step in left_over:
                 process.queue(step)
             yield process
@@ -136,7 +140,8 @@ def open_validation(
     for step in left_over:
         weights = read_weights(weights_path(run.path, step), setup.job)
         found.record(run, setup.plan, step, measured(weights))
-    clear_folder(run.path)
+    if processes.is_writer():
+        clear_folder(run.path)
     yield validate
 
 
@@ -179,28 +184,40 @@ def read_weights(path: Path, job: model.Job) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def process_environment(where: str, devices: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """The other process's variables: the second GPU where there are two, and no more memory than it needs."""
+def process_environment(
+    where: str, devices: int, variables: Mapping[str, str], used: int = 1
+) -> dict[str, str]:
+    """The other process's variables: a GPU beside the first so many, which are used, where there is one, else the
+    last, and no more memory than it needs."""
     own = dict(variables)
     if where == "gpu":
         own["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         visible = own.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
         if devices > 1:
-            own["CUDA_VISIBLE_DEVICES"] = visible.split(",")[1].strip()
+            own["CUDA_VISIBLE_DEVICES"] = visible.split(",")[min(used, devices - 1)].strip()
     return own
 
 
 class ProcessValidation:
     """The process, from its start to its end; figures are recorded, and taken in by `found`, in a thread."""
 
-    def __init__(self, run: Run, plan: Plan, found: Validations, truth: RatingMatrix, console: Console):
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        found: Validations,
+        truth: RatingMatrix,
+        console: Console,
+        used_devices: int = 1,
+    ):
         self._run, self._plan, self._validations, self._say = run, plan, found, console.say
         self._changed = threading.Condition()
         self._closing = False
         (run.path / FOLDER).mkdir(exist_ok=True)
         truth.write(run.path / FOLDER / RATINGS_FILE)
         words = [sys.executable, "-m", __name__, str(run.path.absolute()), platform()]
-        variables = process_environment(platform(), len(jax.devices(platform())), os.environ)
+        devices = len(jax.devices(platform()))
+        variables = process_environment(platform(), devices, os.environ, used_devices)
         with (run.path / FOLDER / STDERR_FILE).open("wb") as errors:
             # A session of its own: Ctrl-C is for the training, which then ends this process in its own time.
             self.process = subprocess.Popen(

@@ -158,6 +158,12 @@ class VcdTrain(LikelihoodOptions, VcdModel):
     config_file: str = RUN("default", "A preset, or a JSON or YAML file.", metavar="NAME", aliases=("-c",))
     epochs: int = RUN(800, "Passes over the training images.", check=positive, aliases=("--n-epoch",))
     updates: int | None = RUN(None, "Weight updates, instead of --epochs.", check=positive)
+    replicas: int = RUN(
+        1,
+        "Devices that share the images of each update, which they must divide; the losses are those of one.",
+        check=positive,
+        aliases=("--num-replicas",),
+    )
     data: str = RUN(
         "binarised_mnist",
         "binarised_mnist, mnist, fashion_mnist, digits (drawn here), or a folder with the files of one.",
@@ -197,6 +203,11 @@ class VcdTrain(LikelihoodOptions, VcdModel):
     )
 
     def check(self) -> None:
+        if self.micro_batch_size % self.replicas:
+            raise OptionError(
+                f"--replicas {self.replicas}: {self.micro_batch_size} images an update cannot be shared evenly; take a "
+                f"--micro-batch-size that is a multiple of {self.replicas}"
+            )
         self.rates()
         rule, (schedule, _) = self.optimiser(), self.schedule(images=1)  # how many makes no difference here
         if "initial_learning_rate" in (self.lr_schedule_params or {}):
@@ -238,6 +249,12 @@ class VcdEvaluate(LikelihoodOptions):
     step: int | None = RUN(None, "Checkpoint after so many updates; else the newest.", check=non_negative)
     data: str | None = RUN(None, "Another data set or folder than the run's.")
     seed: int = RUN(0, "Seed of all draws of the evaluation.", check=non_negative)
+    replicas: int | None = RUN(
+        None,
+        "Devices that share the images; left out, as many as the run was trained on, or all where that is more.",
+        check=positive,
+        aliases=("--num-replicas",),
+    )
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,15 @@
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.engine import processes
+from hotloop.engine.device import mesh_of_replicas, replicas_that_fit
+from hotloop.engine.feed import place_everywhere
 from hotloop.engine.keys import seed_key
 from hotloop.engine.progress import Console
 from hotloop.engine.run import write_json
@@ -35,7 +39,11 @@ FEW = 10
 
 def run(config: VcdEvaluate, context: Console) -> Mapping[str, Any]:
     """Evaluate a checkpoint; the result is also written to the run's folder."""
+    if config.replicas is not None:
+        mesh_of_replicas(config.replicas)  # too many are refused before anything is read
     found = model.load_run(config.run, config.step)
+    job = replace(found.job, replicas=config.replicas or replicas_that_fit(found.config.replicas))
+    state = place_everywhere(found.state, job.mesh)
     data = config.data or found.config.data
     sets = image_sets.load_images(data, context, hold_out=found.config.validation)
     rows: Bits = getattr(sets, config.split)
@@ -49,14 +57,15 @@ def run(config: VcdEvaluate, context: Console) -> Mapping[str, Any]:
         "data": sets.name,
         "source": sets.source,
         "notice": sets.notice,
-        **estimate_likelihoods(found.job, found.state, rows[: config.images], config, config.seed, context),
+        **estimate_likelihoods(job, state, rows[: config.images], config, config.seed, context),
     }
     # A quick look, or one at other data, never replaces the evaluation proper.
     other = "" if config.data in (None, found.config.data) else f"-{sets.name}"
     part = f"-first-{config.images}" if config.images else ""
     path = config.run / "evaluations" / f"{config.split}-{found.step}{other}{part}.json"
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, result)
+    if processes.is_writer():
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, result)
     context.say(f"written: {path}")
     return {**to_jsonable(result), "path": str(path)}
 
@@ -68,7 +77,12 @@ def estimate_likelihoods(
     started = time.perf_counter()
     samples, leapfrogs = config.iwae_samples, job.model.leapfrog_steps
     estimator = LikelihoodEstimator(
-        state["params"], images, seed_key(seed), batch_size=config.test_batch_size, samples=samples
+        state["params"],
+        images,
+        seed_key(seed),
+        batch_size=config.test_batch_size,
+        samples=samples,
+        mesh=job.mesh,
     )
     marks: list[float] = []
     with context.progress("ELBO", estimator.units(BLOCK)) as bar:

@@ -11,8 +11,9 @@ ends; then it rests, and each chain's mean and variance are gathered one sample 
 programs differ this follows the paper's authors: the trained step size to begin with, a deviation with n - 1, a floor
 that is applied last.
 
-The pieces let a bar move and Ctrl-C be heard and change no number. Products are full float32 here (no TF32), on
-weights widened to float32, whatever the run was trained in.
+The pieces let a bar move and Ctrl-C be heard and change no number. Of several devices each has a share of every batch
+of images and of every group of chains. Products are full float32 here (no TF32), on weights widened to float32,
+whatever the run was trained in.
 """
 
 import time
@@ -25,11 +26,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from hotloop.engine.device import platform
+from hotloop.engine import processes
+from hotloop.engine.device import REPLICA, platform
 from hotloop.engine.drive import Pieces
-from hotloop.engine.keys import sample_keys, stream
+from hotloop.engine.keys import stream
+from hotloop.engine.precision import EVERYWHERE, count_replicas, first_row, sum_replicas
 from hotloop.engine.progress import compiling
 from hotloop.families.vcd import networks
 from hotloop.families.vcd.config import PIXELS
@@ -50,6 +54,8 @@ MEMORY = {"cpu": 32 << 20}  # bytes of logits at once: on a CPU little more than
 MEMORY_ELSEWHERE = 256 << 20
 CHAINS = {"cpu": 1000}
 """HMC chains at once, where fewer than memory allows are faster (on a CPU by 1.4, logits in its caches)."""
+
+SHARES = PartitionSpec(None, REPLICA)  # type: ignore[no-untyped-call]  # of [batches, rows, ...] on several devices
 
 Advance = Callable[[int], None]
 
@@ -181,13 +187,16 @@ def iterate_chains(
     burn_in: Array | int,
     number: Array | int,
     ensemble: Ensemble,
+    axis: str | None = None,
 ) -> Ensemble:
     """HMC iteration `number` of all chains; those after the first `count` fill up a group and do not vote.
 
-    A chain's momentum and uniform number depend on the key, the iteration and the chain's number.
+    A chain's momentum and uniform number depend on the key, the iteration and the chain's number. Of several replicas
+    each has a share of every group's chains, and the votes of all count.
     """
     groups, rows, latent = ensemble.mean.shape
     dtype = ensemble.mean.dtype
+    places = row_numbers(jnp.arange(groups)[:, None], rows, axis).reshape(-1)
 
     def draw(key: Array) -> tuple[Array, Array]:
         normal, uniform = jax.random.split(key)
@@ -197,11 +206,13 @@ def iterate_chains(
         rows, chains, momentum, uniform = part
         return hmc.transition(target(rows), leapfrogs)(chains, momentum, uniform, ensemble.step_size)
 
-    momenta, uniforms = jax.vmap(draw)(sample_keys(jax.random.fold_in(key, number), 0, groups * rows))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, number), places)
+    momenta, uniforms = jax.vmap(draw)(keys)
     numbers = momenta.reshape(groups, rows, latent), uniforms.reshape(groups, rows)
     chains, info = lax.map(group, (data, ensemble.chains, *numbers))
-    accepted = info.accepted.reshape(-1)[:count]
-    moved = hmc.adaptation(ensemble.step_size, accepted, TARGET_ACCEPTANCE, ADAPTATION_RATE)
+    votes = info.accepted.reshape(-1) & (places < count)
+    accepted = sum_replicas(votes.sum(dtype=dtype), axis) / count
+    moved = hmc.adaptation(ensemble.step_size, accepted[None], TARGET_ACCEPTANCE, ADAPTATION_RATE)
     # Welford's update with the `kept`-th sample; before the first, nothing changes.
     kept = number - burn_in + 1
     share = jnp.where(kept > 0, 1 / jnp.maximum(kept, 1).astype(dtype), 0)
@@ -212,8 +223,14 @@ def iterate_chains(
         jnp.where(number < burn_in, moved, ensemble.step_size),
         mean,
         ensemble.squares + jnp.where(kept > 0, away * (chains.position - mean), 0),
-        ensemble.acceptance + share * (accepted.mean(dtype=dtype) - ensemble.acceptance),
+        ensemble.acceptance + share * (accepted - ensemble.acceptance),
     )
+
+
+def row_numbers(batch: Any, rows: int, axis: str | None) -> Array:
+    """The numbers of this replica's rows of a batch, or of several in an array [batches, 1], among all rows."""
+    numbers: Array = batch * (rows * count_replicas(axis)) + first_row(rows, axis) + jnp.arange(rows)
+    return numbers
 
 
 def make_proposals(encoder: Proposal, mean: Array, squares: Array, kept: int) -> dict[str, Proposal]:
@@ -229,42 +246,50 @@ class LikelihoodEstimator:
     """A model's weights and images [N, 784] of zeros and ones, ready to be sampled and weighed.
 
     `batch_size` images are weighed at once (fewer where memory would not do), with as many of the `samples`
-    as then fit.
+    as then fit. With a `mesh` its devices share them, and the weights lie on all of these.
     """
 
     def __init__(
-        self, params: State, images: NDArray[np.uint8], key: Array, *, batch_size: int, samples: int
+        self,
+        params: State,
+        images: NDArray[np.uint8],
+        key: Array,
+        *,
+        batch_size: int,
+        samples: int,
+        mesh: Mesh | None = None,
     ):
-        rows = MEMORY.get(platform(), MEMORY_ELSEWHERE) // (4 * PIXELS)
-        self.count = len(images)
-        self._key = key
+        rows = MEMORY.get(platform(), MEMORY_ELSEWHERE) // (4 * PIXELS)  # of each device
+        self.count, self._replicas = len(images), 1 if mesh is None else mesh.size
+        self._key, self._mesh = key, mesh
         self._decoder: Network = networks.widen(params["decoder"])
-        self._batches = jax.device_put(split_rows(images, min(batch_size, rows // BLOCK)))
-        self._blocks = blocks_of(samples, rows // self._batches.shape[1])
+        at_once = min(batch_size, self._replicas * (rows // BLOCK))
+        self._batches = self._cut(images, at_once)
+        self._blocks = blocks_of(samples, rows // (self._batches.shape[1] // self._replicas))
         # The batch size never cuts HMC: rounding would follow it, and a chain's decisions follow rounding.
-        self._groups = jax.device_put(split_rows(images, CHAINS.get(platform(), rows)))
-        encoded = _encode(networks.widen(params), self._groups)
-        self.encoder = Proposal(*(self._flat(part) for part in encoded))
+        self._groups = self._cut(images, self._replicas * CHAINS.get(platform(), rows))
+        encoded = _encode(mesh, networks.widen(params), self._groups)
+        self.encoder = Proposal(*(self._flat(part) for part in self._fetched(encoded)))
 
     def units(self, samples: int) -> int:
         return len(self._batches) * int(chunks_of(samples, self._blocks))
 
     def weigh(self, name: str, proposal: Proposal, samples: int, advance: Advance) -> LikelihoodEstimate:
         """The estimates of all images by a proposal; `name` says which random numbers."""
-        cut = Proposal(*(split_rows(part, self._batches.shape[1]) for part in proposal))
+        cut = Proposal(*(self._cut(part, self._batches.shape[1]) for part in proposal))
         key = stream(self._key, name, 0)
-        step = partial(_weigh, self._blocks, self._decoder, self._batches, cut, key, samples)
-        start = empty_sums(self._batches.shape[:2])
-        sums: Sums = run_in_pieces(step, start, self.units(samples), advance)
+        step = partial(_weigh, self._blocks, self._mesh, self._decoder, self._batches, cut, key, samples)
+        start = self._placed(empty_sums(self._batches.shape[:2]))
+        sums: Sums = self._fetched(run_in_pieces(step, start, self.units(samples), advance))
         return LikelihoodEstimate(*(self._flat(part) for part in estimate(sums, samples)))
 
     def sample(self, step_size: float, leapfrogs: int, burn_in: int, kept: int, advance: Advance) -> Ensemble:
         """HMC from the encoder's means; the moments are [N, z] in the result."""
         key = stream(self._key, "hmc", 0)
-        step = partial(_iterate, leapfrogs, self.count, self._decoder, self._groups, key, burn_in)
-        places = split_rows(self.encoder.mean, self._groups.shape[1])
-        start = _begin(self._decoder, self._groups, places, jnp.float32(step_size))
-        ensemble: Ensemble = run_in_pieces(step, start, burn_in + kept, advance)
+        step = partial(_iterate, leapfrogs, self.count, self._mesh, self._decoder, self._groups, key, burn_in)
+        places = self._cut(self.encoder.mean, self._groups.shape[1])
+        start = _begin(self._mesh, self._decoder, self._groups, places, jnp.float32(step_size))
+        ensemble: Ensemble = self._fetched(run_in_pieces(step, start, burn_in + kept, advance))
         return ensemble._replace(mean=self._flat(ensemble.mean), squares=self._flat(ensemble.squares))
 
     @property
@@ -272,21 +297,35 @@ class LikelihoodEstimator:
         """Products of the decoder for one sample of every image; a gradient takes twice as many."""
         return 2.0 * self.count * sum(layer["w"].size for layer in self._decoder)
 
+    def _cut(self, rows: Any, size: int) -> Any:
+        return self._placed(split_rows(rows, size, self._replicas))
+
+    def _placed(self, parts: Any) -> Any:
+        return processes.place(parts, NamedSharding(self._mesh, SHARES) if self._mesh is not None else None)
+
+    def _fetched(self, parts: Any) -> Any:
+        """Of several devices, on one of this process's own."""
+        return parts if self._mesh is None else jax.tree.map(jnp.asarray, processes.fetch(parts))
+
     def _flat(self, cut: Array) -> Array:
         return cut.reshape(-1, *cut.shape[2:])[: self.count]
 
 
-def split_rows(rows: Any, size: int) -> Any:
-    """[N, ...] as [batches, size or less, ...], as equal as can be, filled up with copies of the last row."""
-    count = -(-len(rows) // size)
-    size = -(-len(rows) // count)
+def split_rows(rows: Any, size: int, shares: int = 1) -> Any:
+    """[N, ...] as [batches, size or less, ...], as equal as can be, filled up with copies of the last row.
+
+    The rows of a batch are a multiple of `shares`, and may be as many more than `size` as that needs.
+    """
+    count = -(-len(rows) // (-(-size // shares) * shares))
+    size = -(-len(rows) // (count * shares)) * shares
     return rows[np.minimum(np.arange(count * size), len(rows) - 1)].reshape(count, size, *rows.shape[1:])
 
 
 def run_in_pieces(step: Callable[[int, int, Any], Any], carry: Any, units: int, advance: Advance) -> Any:
     """step(first, stop, carry) over all units, in dispatches of about half a second.
 
-    `advance` is called for each piece, and of a first one of no units: by then the program is compiled.
+    `advance` is called for each piece, and of a first one of no units: by then the program is compiled. Of several
+    processes the first says how long a piece is.
     """
     pieces, done, count = Pieces(units), 0, 0
     while done < units:
@@ -296,23 +335,33 @@ def run_in_pieces(step: Callable[[int, int, Any], Any], carry: Any, units: int, 
         pieces.learn(max(1, count), time.perf_counter() - started)
         done += count
         advance(count)
-        count = pieces.next(units - done)
+        processes.note("training")
+        count = processes.agreed(pieces.next(units - done))  # which waits for those who still compile
     return carry
 
 
-@jax.jit
-def _encode(params: Any, groups: Array) -> tuple[Array, Array]:
-    def group(images: Array) -> tuple[Array, Array]:
-        return networks.encode(params, images.astype(jnp.float32))
-
-    with jax.default_matmul_precision("highest"):
-        encoded: tuple[Array, Array] = lax.map(group, groups)
-    return encoded
+def on_shares(fn: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`fn(axis, ...)` as a function of what follows `axis`, which is the name to reduce over, or None."""
+    if mesh is None:
+        return partial(fn, None)
+    of_share = partial(fn, REPLICA)
+    return jax.shard_map(of_share, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 @partial(jax.jit, static_argnums=0)
+def _encode(mesh: Mesh | None, params: Any, groups: Array) -> tuple[Array, Array]:
+    def encode(axis: str | None, params: Any, groups: Array) -> Any:
+        return lax.map(lambda images: networks.encode(params, images.astype(jnp.float32)), groups)
+
+    with jax.default_matmul_precision("highest"):
+        encoded: tuple[Array, Array] = on_shares(encode, mesh, (EVERYWHERE, SHARES), SHARES)(params, groups)
+    return encoded
+
+
+@partial(jax.jit, static_argnums=(0, 1))
 def _weigh(
     blocks: int,
+    mesh: Mesh | None,
     decoder: Network,
     batches: Array,
     proposals: Proposal,
@@ -323,18 +372,26 @@ def _weigh(
     sums: Sums,
 ) -> Sums:
     """Units `first` .. `stop` - 1, each one chunk of samples for one batch of images."""
-    chunks, size = chunks_of(samples, blocks), batches.shape[1]
 
-    def unit(number: Array, sums: Sums) -> Sums:
-        batch, chunk = number // chunks, number % chunks
-        images, proposal, old = jax.tree.map(lambda leaf: leaf[batch], (batches, proposals, sums))
-        joint = partial(networks.log_joint, decoder, images[:, None].astype(jnp.float32))
-        numbers = batch * size + jnp.arange(size)
-        new = add_chunk(old, joint, proposal, key, numbers, samples, chunk, blocks)
-        return Sums(*(all_.at[batch].set(one) for all_, one in zip(sums, new, strict=True)))
+    def weigh(axis: str | None, shares: Any, decoder: Network, key: Array, samples: Any, ends: Any) -> Sums:
+        batches, proposals, sums = shares
+        chunks, size = chunks_of(samples, blocks), batches.shape[1]
+
+        def unit(number: Array, sums: Sums) -> Sums:
+            batch, chunk = number // chunks, number % chunks
+            images, proposal, old = jax.tree.map(lambda leaf: leaf[batch], (batches, proposals, sums))
+            joint = partial(networks.log_joint, decoder, images[:, None].astype(jnp.float32))
+            numbers = row_numbers(batch, size, axis)
+            new = add_chunk(old, joint, proposal, key, numbers, samples, chunk, blocks)
+            return Sums(*(all_.at[batch].set(one) for all_, one in zip(sums, new, strict=True)))
+
+        done: Sums = lax.fori_loop(ends[0], ends[1], unit, sums)
+        return done
 
     with jax.default_matmul_precision("highest"):
-        weighed: Sums = lax.fori_loop(first, stop, unit, sums)
+        weigh_shares = on_shares(weigh, mesh, (SHARES, *[EVERYWHERE] * 4), SHARES)
+        shares = batches, proposals, sums
+        weighed: Sums = weigh_shares(shares, decoder, key, samples, (first, stop))
     return weighed
 
 
@@ -342,16 +399,25 @@ def _target(decoder: Network) -> Any:
     return lambda images: networks.value_and_gradient(decoder, images.astype(jnp.float32))
 
 
-@jax.jit
-def _begin(decoder: Network, groups: Array, start: Array, step_size: Array) -> Ensemble:
-    with jax.default_matmul_precision("highest"):
+ENSEMBLE_SHARES = Ensemble(SHARES, EVERYWHERE, SHARES, SHARES, EVERYWHERE)  # type: ignore[arg-type]
+
+
+@partial(jax.jit, static_argnums=0)
+def _begin(mesh: Mesh | None, decoder: Network, groups: Array, start: Array, step_size: Array) -> Ensemble:
+    def begin(axis: str | None, decoder: Network, groups: Array, start: Array, step_size: Array) -> Ensemble:
         return begin_chains(_target(decoder), groups, start, step_size)
 
+    with jax.default_matmul_precision("highest"):
+        specs = EVERYWHERE, SHARES, SHARES, EVERYWHERE
+        begun: Ensemble = on_shares(begin, mesh, specs, ENSEMBLE_SHARES)(decoder, groups, start, step_size)
+    return begun
 
-@partial(jax.jit, static_argnums=(0, 1))
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _iterate(
     leapfrogs: int,
     count: int,
+    mesh: Mesh | None,
     decoder: Network,
     groups: Array,
     key: Array,
@@ -360,7 +426,21 @@ def _iterate(
     stop: Array,
     ensemble: Ensemble,
 ) -> Ensemble:
+    def iterate(
+        axis: str | None,
+        groups: Array,
+        ensemble: Ensemble,
+        decoder: Network,
+        key: Array,
+        burn_in: Any,
+        ends: Any,
+    ) -> Ensemble:
+        step = partial(iterate_chains, _target(decoder), leapfrogs, count, key, groups, burn_in, axis=axis)
+        done: Ensemble = lax.fori_loop(ends[0], ends[1], step, ensemble)
+        return done
+
     with jax.default_matmul_precision("highest"):
-        step = partial(iterate_chains, _target(decoder), leapfrogs, count, key, groups, burn_in)
-        iterated: Ensemble = lax.fori_loop(first, stop, step, ensemble)
+        specs = SHARES, ENSEMBLE_SHARES, *[EVERYWHERE] * 4
+        iterate_shares = on_shares(iterate, mesh, specs, ENSEMBLE_SHARES)
+        iterated: Ensemble = iterate_shares(groups, ensemble, decoder, key, burn_in, (first, stop))
     return iterated

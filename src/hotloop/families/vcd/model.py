@@ -10,6 +10,9 @@ row's pull is its own.
 The control variate, which keeps gradients calm, is a running mean of f(zT), one for all images or one for each. It is
 kept as `shared` + `own[image]`, so that an update touches a batch's entries and nothing else, whatever the number of
 images: while it is shared, `own` is zero and `shared` moves; afterwards `shared` rests and `own` moves.
+
+Of several replicas each has a share of the images. What rows have in common (gradients, the acceptance that moves the
+step size) is of the whole batch, and every replica writes the control variates of all its images: all keep the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +24,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import ArrayLike
 
 from hotloop.engine import optim, precision
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.device import platform
+from hotloop.engine.device import mesh_of_replicas, platform
 from hotloop.engine.keys import sample_keys, stream
+from hotloop.engine.precision import (
+    SPLIT,
+    average_replicas,
+    count_replicas,
+    first_row,
+    gather_replicas,
+    on_replicas,
+    sum_replicas,
+)
 from hotloop.errors import CheckpointError
 from hotloop.families.vcd import fused, networks
 from hotloop.families.vcd.config import FAMILY, VcdModel, VcdTrain, read_run_options
@@ -41,6 +55,17 @@ Batch = Mapping[str, Array]
 class Job:
     model: VcdModel
     images: int  # in training
+    replicas: int = 1  # devices that share the images of an update
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """Of the replicas; None for one."""
+        return mesh_of_replicas(self.replicas)
+
+    @property
+    def sharding(self) -> NamedSharding | None:
+        """Of a batch over the replicas."""
+        return None if self.mesh is None else NamedSharding(self.mesh, SPLIT)
 
     @cached_property
     def optimiser(self) -> optim.Transformation:
@@ -53,9 +78,11 @@ class Job:
         return self.model.control_variate if self.model.method == "vcd" else "none"
 
 
-def make_job(options: VcdModel, images: int) -> Job:
-    """The part of the options, of a training say, that a state depends on, and the number of training images."""
-    return Job(VcdModel(**{each.name: getattr(options, each.name) for each in fields(VcdModel)}), images)
+def make_job(options: VcdModel, images: int, replicas: int = 1) -> Job:
+    """The part of the options, of a training say, that a state depends on, the number of training images, and that of
+    devices that share a batch, on which it does not depend."""
+    own = VcdModel(**{each.name: getattr(options, each.name) for each in fields(VcdModel)})
+    return Job(own, images, replicas)
 
 
 def init(job: Job, key: Array) -> State:
@@ -86,9 +113,11 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
     )
     policy = precision.parse(model.precision)
 
-    def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
+    def update_on_share(
+        axis: str | None, batch: Batch, state: State, key: Array
+    ) -> tuple[State, dict[str, Array]]:
         images = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
-        noise = draw_noise(model, key, len(images))
+        noise = draw_noise(model, key, len(images), first_row(len(images), axis))
         params = policy.to_compute(state["params"])
         encoder = {name: params[name] for name in ("mean", "spread")}
         (mean, spread), back = jax.vjp(lambda nets: networks.encode(nets, images), encoder)
@@ -96,7 +125,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         start = hmc.State(z0, *networks.value_and_gradient(params["decoder"], images)(z0))
         chain = Chain(start, state["step_size"], jnp.float32(0))
         if model.method != "kl":
-            chain = sample(model, params["decoder"], images, start, noise, state["step_size"])
+            chain = sample(model, params["decoder"], images, start, noise, state["step_size"], axis)
         decoder_gradient = jax.grad(
             lambda net: -networks.log_likelihood(networks.forward(net, chain.end.position)[-1], images).sum()
         )(params["decoder"])
@@ -104,15 +133,19 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         drawn = Draw(mean, spread, noise.start, start, chain.end)
         pull = encoder_pull(model.method, drawn, read_variate(old, index, start.log_density))
         f, vcd = drawn.f, drawn.vcd.mean()
-        variate = move_variate(old, index, f, model.variate_decay, count < model.shared_updates)
+        seen = gather_replicas((index, f), axis)
+        variate = move_variate(old, *seen, model.variate_decay, count < model.shared_updates)
         elbo = start.log_density.mean() + drawn.entropy.mean()
         factor = factor_at(count)
-        metrics = {
+        means = {
             **({"loss": vcd} if model.method.startswith("vcd") else {"loss": -elbo, "vcd": vcd}),
             "elbo": elbo,
             "log_joint_z0": start.log_density.mean(),
             "log_joint_zt": chain.end.log_density.mean(),
             "f": f.mean(),
+        }
+        metrics = {
+            **average_replicas(means, axis),
             "acceptance": chain.acceptance,
             "step_size": chain.step_size,
             "learning_rate": rates["decoder"] * factor,
@@ -121,7 +154,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         params, slots = precision.optimise(
             policy,
             optimiser,
-            {**back(pull)[0], "decoder": decoder_gradient},
+            sum_replicas({**back(pull)[0], "decoder": decoder_gradient}, axis),
             state["slots"],
             state["params"],
             stream(key, "rounding", 0),
@@ -129,6 +162,10 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         )
         new = {"params": params, "slots": slots, "variate": variate}
         return {**new, "step_size": chain.step_size, "update": count + 1}, metrics
+
+    def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
+        made: tuple[State, dict[str, Array]] = on_replicas(update_on_share, job.mesh)(batch, state, key)
+        return made
 
     return one
 
@@ -141,23 +178,31 @@ class Noise(NamedTuple):
     uniforms: Array
 
 
-def draw_noise(model: VcdModel, key: Array, rows: int) -> Noise:
-    """Each row's numbers depend on the key and the row's place alone."""
+def draw_noise(model: VcdModel, key: Array, rows: int, first: ArrayLike = 0) -> Noise:
+    """Each row's numbers depend on the key and the row's place alone, which is `first` for the first one."""
     steps, latent = model.hmc_steps, model.z_dim
 
     def row(key: Array) -> tuple[Array, Array]:
         normals, uniforms = jax.random.split(key)
         return jax.random.normal(normals, (steps + 1, latent)), jax.random.uniform(uniforms, (steps,))
 
-    normals, uniforms = jax.vmap(row, out_axes=1)(sample_keys(key, 0, rows))
+    normals, uniforms = jax.vmap(row, out_axes=1)(sample_keys(key, first, rows))
     return Noise(normals[0], normals[1:], uniforms)
 
 
 def sample(
-    model: VcdModel, decoder: Any, images: Array, start: hmc.State, noise: Noise, step_size: Array
+    model: VcdModel,
+    decoder: Any,
+    images: Array,
+    start: hmc.State,
+    noise: Noise,
+    step_size: Array,
+    axis: str | None = None,
 ) -> Chain:
+    """The chains of this replica's images, and a step size that follows the chains of all."""
     rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
-    kernel = fused.FusedSampler(decoder, images, model.leapfrog_steps) if use_fused(model) else None
+    is_fused, rows = use_fused(model, len(images)), len(images) * count_replicas(axis)
+    kernel = fused.FusedSampler(decoder, images, model.leapfrog_steps) if is_fused else None
     transition: hmc.Transition
     if kernel:
         transition, start = kernel.transition, kernel.enter(start)
@@ -169,8 +214,10 @@ def sample(
         state, size = carry
         state, info = transition(state, *numbers, size)
         accepted = info.accepted[: len(images)]  # rows that only fill up a tile have no say
-        size = hmc.adaptation(size, accepted, model.target_acceptance, rate)
-        return (state, size), accepted.mean(dtype=jnp.float32)
+        # Counted, and divided once: any split of the batch has the same share.
+        share = sum_replicas(accepted.sum(dtype=jnp.float32), axis) / rows
+        size = hmc.adaptation(size, share[None], model.target_acceptance, rate)
+        return (state, size), share
 
     # Written out on an accelerator: 2,201 updates a second instead of 1,889 on an H200; a CPU only compiles longer.
     unroll = 1 if platform() == "cpu" else model.hmc_steps
@@ -178,10 +225,10 @@ def sample(
     return Chain(kernel.leave(end) if kernel else end, size, accepted.mean())
 
 
-def use_fused(model: VcdModel) -> bool:
-    """As asked, or on a GPU for the networks and batches that the kernel is made for."""
+def use_fused(model: VcdModel, rows: int) -> bool:
+    """As asked, or on a GPU for the networks, and for so many images on a device, that the kernel is made for."""
     if model.sampler == "auto":
-        return platform() == "gpu" and fused.fits(model) and model.micro_batch_size <= fused.LARGEST_BATCH
+        return platform() == "gpu" and fused.fits(model) and rows <= fused.LARGEST_BATCH
     return model.sampler == "fused"
 
 

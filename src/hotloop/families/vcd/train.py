@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from hotloop.engine import processes
-from hotloop.engine.device import platform
-from hotloop.engine.feed import Resident
+from hotloop.engine.device import mesh_of_replicas, platform
+from hotloop.engine.feed import Resident, place_everywhere
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Evaluation, Program
 from hotloop.engine.plan import Batch, Event, Plan
@@ -36,13 +36,14 @@ MAY_DIFFER = (
     "report",
     "plan",
     "test_images",
+    "replicas",
 )
 """Options that change nothing about the numbers, so that a resumed run may have others."""
 
 
 def run(config: VcdTrain, console: Console, command: str) -> Mapping[str, Any]:
     """Train as often as asked; the result of the last repeat, and of all of them under `runs`."""
-    check_sampler(config)
+    check_devices(config)
     folder = run_folder(config)
     check_place(folder, config.resume, config.report)
     if config.resume and not config.save_checkpoints and has_finished(folder):
@@ -59,29 +60,32 @@ def run(config: VcdTrain, console: Console, command: str) -> Mapping[str, Any]:
 
 def plan(config: VcdTrain, console: Console) -> Plan:
     """What `run` would do, and said before it: the sampler, when rates change, and memory on the device."""
-    check_sampler(config)
+    check_devices(config)
     samples = len(images.load_images(config.data, console, hold_out=config.validation).train)
-    planned, job = make_plan(config, samples), model.make_job(config, samples)
+    planned, job = make_plan(config, samples), model.make_job(config, samples, config.replicas)
     rates = ", ".join(f"{name} {rate:g}" for name, rate in config.rates().items())
     state = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
     values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    activations = 16 * 4 * config.micro_batch_size * (PIXELS + sum(config.hidden))
+    share = config.micro_batch_size // config.replicas
+    activations = 16 * 4 * share * (PIXELS + sum(config.hidden))
     memory = (2 * values + samples * PIXELS + activations) / 2**20
     gradients = 1 + config.hmc_steps * config.leapfrog_steps if config.method != "kl" else 1
-    sampler = "fused" if model.use_fused(job.model) else "plain"
+    sampler = "fused" if model.use_fused(job.model, share) else "plain"
+    device = "the device" if config.replicas == 1 else "each device"
     decay = f"{config.lr_schedule} factor"
     if config.lr_schedule == "exponential" and not config.lr_schedule_params:
         decay = f"x {config.rate_decay:g} every {config.decay_period(samples)} updates"
     console.say(
         f"method {config.method}, control variate {job.variate}, {gradients} gradients an update "
         f"({sampler} sampler on {platform()})\nrates: {rates}, {decay}\n"
-        f"memory on the device: about {memory:.0f} MiB"
+        f"memory on {device}: about {memory:.0f} MiB"
     )
     return planned
 
 
-def check_sampler(config: VcdTrain) -> None:
-    """The kernel that was asked for must fit the networks and the device."""
+def check_devices(config: VcdTrain) -> None:
+    """There must be a device for each replica, and the kernel that was asked for must fit it and the networks."""
+    mesh_of_replicas(config.replicas)
     if config.sampler != "fused":
         return
     if not fused.fits(config):
@@ -121,7 +125,7 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
     folder, on_log = run_folder(config), log_pace(config.micro_batch_size)
     plan = make_plan(config, len(data.train))
     updates_per_call = min(plan.updates_per_call, config.updates_per_call or plan.total_updates)
-    job = model.make_job(config, len(data.train))
+    job = model.make_job(config, len(data.train), config.replicas)
     update = model.update(job)
 
     def gather(rows: Any, indices: Array) -> dict[str, Array]:
@@ -130,10 +134,16 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
 
     key = seed_key(config.seed)
     feed = Resident(
-        data.train, config.micro_batch_size, seed=config.seed, samples=len(data.train), gather=gather
+        data.train,
+        config.micro_batch_size,
+        seed=config.seed,
+        samples=len(data.train),
+        gather=gather,
+        sharding=job.sharding,
     )
     program = Program(update, feed, updates_per_call, key)
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
+    again = ("--resume", "--run-name", folder.name, "--seed", str(config.seed))
     settings = to_jsonable({**asdict(config), "data": data.origin, "images": len(data.train)})
     with open_training(
         folder,
@@ -152,13 +162,13 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
         state = training.train(
             program,
             plan,
-            model.init(job, stream(key, "init", 0)),
+            place_everywhere(model.init(job, stream(key, "init", 0)), job.mesh),
             title=f"vcd ({config.method})",
             on_log=on_log,
             latest=("learning_rate", "step_size"),
             guard="loss",
-            how_to_resume=f"the same command with --resume --run-name {folder.name} --seed {config.seed}",
-            resume_words=("--resume", "--run-name", folder.name, "--seed", str(config.seed)),
+            how_to_resume=f"the same command with {' '.join(again)}",
+            resume_words=again,
         )
         say("Finished training.")
         figures = final_figures(config, job, state, data, training.record, console)
@@ -178,7 +188,7 @@ def log_pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, 
 
 def make_plan(config: VcdTrain, images: int) -> Plan:
     """Exactly the updates that the epochs hold, rounded down once for the whole run, and twenty checkpoints."""
-    batch = config.micro_batch_size
+    batch, replicas = config.micro_batch_size, config.replicas
     if batch > images:
         raise OptionError(f"--micro-batch-size {batch}: there are only {images} training images")
     total = config.updates or config.epochs * images // batch
@@ -187,7 +197,7 @@ def make_plan(config: VcdTrain, images: int) -> Plan:
         log_every=min(config.log_every, total),
         checkpoint_every=max(1, total // 20) if config.save_checkpoints else 0,
         updates_per_epoch=Fraction(images, batch),
-        batch=Batch.of(batch),
+        batch=Batch.of(batch // replicas, replicas),
     )
 
 
@@ -197,7 +207,7 @@ def final_figures(
     """ELBO of the test images, and the log-likelihoods that were asked for, as records and as a result."""
     with console.progress("ELBO of the test images"):
         batch = {"image": data.test, "index": np.arange(len(data.test), dtype=np.int32)}
-        sums = Evaluation(model.evaluate(job), batch, batch_size=500)(state)
+        sums = Evaluation(model.evaluate(job), batch, batch_size=500, sharding=job.sharding)(state)
     figures: dict[str, Any] = {"test_elbo": float(sums["elbo"] / sums["samples"])}
     update = make_plan(config, job.images).total_updates
     epoch = update * config.micro_batch_size / job.images

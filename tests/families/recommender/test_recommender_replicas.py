@@ -1,0 +1,233 @@
+"""Replicas: updates, errors, files of predictions and lists are those of one device, however a batch is shared."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import recommender_runs as runs
+from recommender_small import Small
+from test_recommender_batches import matrix
+
+from hotloop.engine.device import mesh_of_replicas
+from hotloop.engine.feed import place_everywhere
+from hotloop.engine.keys import seed_key
+from hotloop.engine.loop import Program, copy_state
+from hotloop.errors import DeviceError, OptionError
+from hotloop.families.recommender import batches, evaluate, model, train
+from hotloop.families.recommender.commands_config import EvaluateOptions, PredictOptions, RecommendOptions
+from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.evaluate import ScoringRules, make_measures
+from same_numbers import assert_same_numbers
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+ITEMS, BATCH, UPDATES = 30, 8, 4
+# The first users of a batch may have rated ten times as much as the last: the replicas' means are far apart.
+SIZES = [30, 1, 2, 28, 0, 3, 25, 1, 2, 4, 30, 1, 2]
+RATINGS = matrix(SIZES, ITEMS, "half stars")
+CONFIG = TrainOptions(
+    size=128, batch_size=BATCH, data="procedural", base_learning_rate=-12, precision="32.32", dropout=0.4
+).resolve()
+WAYS = {
+    "joint": {},
+    "sparse": {},
+    "alternate": {"refeed": "alternate", "aug_steps": 2},
+    "none": {"refeed": "none", "gradient_clipping": True},
+}
+
+
+def fresh(job, mesh=None):
+    return place_everywhere(copy_state(model.init(job, jax.random.key(3))), mesh)
+
+
+def trained(way, replicas, ratings=RATINGS, change=lambda state: state, **options):
+    """Metrics of each update, and the state after the last."""
+    job = Small(replace(CONFIG, **WAYS[way], **options), ITEMS, replicas=replicas, widths=(5, 4))
+    feed = batches.make_feed(ratings, BATCH, 0, job.policy.compute, sparse=way == "sparse", mesh=job.mesh)
+    program = Program(model.update(job), feed, UPDATES, seed_key(1))
+    state, metrics = program(fresh(replace(job, replicas=1), job.mesh) | change({}), 0, UPDATES)
+    return jax.tree.map(np.asarray, (dict(metrics), state))
+
+
+alone = cache(lambda way: trained(way, 1))
+
+
+def assert_same_training(found, wanted):
+    first = [{name: values[:2] for name, values in metrics.items()} for metrics, _ in (found, wanted)]
+    assert_same_numbers(*first, 1e-6)
+    assert_same_numbers(found[0], wanted[0], 1e-5)
+    assert_same_numbers(found[1], wanted[1], 1e-5)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("way", "replicas"),
+    [
+        ("joint", 2),
+        ("sparse", 4),
+        ("alternate", 2),
+        ("none", 4),
+        pytest.param("joint", 4, marks=SLOW),
+        pytest.param("sparse", 2, marks=SLOW),
+        pytest.param("alternate", 4, marks=SLOW),
+        pytest.param("none", 2, marks=SLOW),
+    ],
+)
+def test_updates_are_those_of_one_device(way, replicas):
+    assert_same_training(trained(way, replicas), alone(way))
+
+
+def one_rating_other():
+    other = replace(RATINGS, codes=RATINGS.codes.copy())
+    other.codes[-1] = (int(other.codes[-1]) + 3) % len(RATINGS.levels)
+    return other
+
+
+def one_weight_moved(_):
+    state = fresh(Small(CONFIG, ITEMS, widths=(5, 4)))
+    state["params"]["encoder"][1]["b"] = state["params"]["encoder"][1]["b"].at[2].add(1e-3)
+    return {"params": place_everywhere(state["params"], mesh_of_replicas(2))}
+
+
+def mean_of_own(predictions, ratings, axis=None):
+    """What must not be done: each replica divides by its own number of ratings, and the means are averaged."""
+    there = ratings > 0
+    mean = jnp.square(jnp.where(there, predictions - ratings, 0)).sum() / jnp.maximum(there.sum(), 1)
+    return mean / model.count_replicas(axis)
+
+
+def mean_square_of_own(differences, axis=None):
+    """Nor this: each replica divides by its own places, and the shares are added."""
+    return jnp.square(differences).mean()
+
+
+def test_the_comparison_sees_one_rating_and_one_weight():
+    wanted = alone("alternate")
+    for found in (
+        trained("alternate", 2, one_rating_other()),
+        trained("alternate", 2, change=one_weight_moved),
+    ):
+        with pytest.raises(AssertionError):
+            assert_same_training(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "figure"),
+    [("masked_error", mean_of_own, "loss"), ("mean_square", mean_square_of_own, "refeed_loss")],
+)
+def test_the_comparison_sees_a_mean_of_the_replicas_own_means(monkeypatch, name, wrong, figure):
+    wanted = alone("alternate")
+    monkeypatch.setattr(model, name, wrong)
+    found = trained("alternate", 2)
+    with pytest.raises(AssertionError):
+        assert_same_training(found, wanted)
+    assert np.abs(found[0][figure] / wanted[0][figure] - 1).min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "within"),
+    [
+        pytest.param({"precision": "16.32", "half": "float16"}, 2e-3, marks=SLOW),
+        ({"precision": "16.16", "half": "float16"}, 4e-3),
+        pytest.param({"precision": "16.16", "half": "bfloat16", "no_prng": True}, 2e-2, marks=SLOW),
+    ],
+)
+def test_sixteen_bits_and_the_loss_scale_are_within_their_rounding(options, within):
+    """A share's gradient is rounded to 16 bits before the sum, which is float32; stochastic rounding draws the same."""
+    one, two = (trained("joint", replicas, loss_scaling=4096.0, **options) for replicas in (1, 2))
+    assert one[1]["params"]["encoder"][0]["w"].dtype == two[1]["params"]["encoder"][0]["w"].dtype
+    assert_same_numbers(two[0]["loss"], one[0]["loss"], within)
+    assert_same_numbers(two[0]["gradient_norm"], one[0]["gradient_norm"], 4 * within)
+    assert_same_numbers(two[1]["params"], one[1]["params"], within)
+
+
+def test_a_scale_that_overflows_16_bits_is_seen_on_every_replica():
+    metrics, _ = trained("joint", 2, precision="16.32", half="float16", loss_scaling=1e8)
+    assert not np.isfinite(metrics["gradient_norm"]).all()
+
+
+TRAIN, VALIDATION, _ = (runs.matrix(part) for part in runs.draw())
+RULES = ScoringRules(low=1, high=5, ks=(3, 10))
+
+
+@cache
+def measured(replicas, size):
+    mesh = mesh_of_replicas(replicas)
+    job = Small(CONFIG, TRAIN.n_items, widths=(5, 4))
+    state = fresh(job, mesh)
+    scorer = lambda state, batch: model.predict(job, state, batch["ratings"])  # noqa: E731
+    return (
+        batches.make_rating_error(model.evaluate(job), TRAIN, VALIDATION, size, mesh)(state),
+        make_measures(scorer, TRAIN, VALIDATION, size, RULES, mesh=mesh)(state),
+    )
+
+
+@pytest.mark.parametrize(("replicas", "size"), [(2, 4), (2, 5), (3, 128), (4, 1)])
+def test_errors_and_ranks_count_every_user_once(replicas, size):
+    """Batches that the replicas do not divide are filled up, the old program's figure of whole batches among them."""
+    one, several = measured(1, size), measured(replicas, size)
+    assert one[0]["users"] == 21 and one[0]["ratings"] == VALIDATION.ratings
+    for wanted, found in zip(one, several, strict=True):
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            exact = isinstance(value, int)
+            assert found[name] == value if exact else found[name] == pytest.approx(value, rel=1e-6), name
+            assert np.isfinite(value) and value > 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        runs.small_layers(patch)
+        yield runs.make_run(tmp_path_factory.mktemp("replicas") / "here", replicas=2)
+
+
+def test_predictions_and_lists_are_those_of_one_device(run, tmp_path):
+    tables, lists = [], []
+    for replicas in (1, None, 3):
+        path = tmp_path / f"{replicas}.txt"
+        wish = {"run": run, "batch_size": 5, "replicas": replicas}
+        evaluate.run_predict(PredictOptions(output=path, **wish), runs.Listener())
+        tables.append(np.loadtxt(path, delimiter="\t"))
+        found = evaluate.run_recommend(RecommendOptions(all=True, top=4, **wish), runs.Listener())
+        lists.append(found["recommendations"])
+    assert len(tables[0]) and all(np.ptp(column) > 0 for column in tables[0].T)
+    for table in tables[1:]:
+        np.testing.assert_allclose(table, tables[0], rtol=1e-6)
+    for other in lists[1:]:
+        assert [(each["user"], each["items"]) for each in other] == [
+            (each["user"], each["items"]) for each in lists[0]
+        ]
+    figures = [
+        evaluate.run(EvaluateOptions(run=run, batch_size=5, replicas=replicas), runs.Listener())
+        for replicas in (1, None, 3)
+    ]
+    for found in figures[1:]:
+        for name in ("rmse", "mae", "rmse_mean_of_batches", "ndcg@10", "users", "ratings", "ranked_users"):
+            assert found[name] == pytest.approx(figures[0][name], rel=1e-6) and found[name] > 0
+
+
+def test_a_run_of_more_replicas_than_there_are_devices_is_evaluated_on_these(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(evaluate, "make_measures", lambda *_, mesh, **__: seen.append(mesh) or (lambda _: {}))
+    monkeypatch.setattr(evaluate, "replicas_that_fit", lambda wanted: min(wanted, 1))
+    with pytest.raises(KeyError):
+        evaluate.run(EvaluateOptions(run=run), runs.Listener())
+    assert seen == [None]
+    with pytest.raises(DeviceError, match="replicas=16: only 4 cpu devices here"):
+        evaluate.run(EvaluateOptions(run=run, replicas=16), runs.Listener())
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path):
+    with pytest.raises(OptionError, match=r"^--replicas 3: a batch of 64 users .* multiple of 3"):
+        TrainOptions(batch_size=64, replicas=3)
+    few = runs.write_text(tmp_path / "few.txt", runs.draw()[0])
+    options = TrainOptions(training_data_file=few, batch_size=64, replicas=2, results_dir=tmp_path)
+    with pytest.raises(OptionError, match="--replicas 2: a batch of 23 users"):
+        train.prepare(options, runs.Listener())
+    with pytest.raises(DeviceError, match="replicas=16: only 4 cpu devices"):
+        train.prepare(replace(options, replicas=16), runs.Listener())
