@@ -1,5 +1,6 @@
 """Starts the toy program in several processes on this machine, and reads what they left."""
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import numpy as np
 import toy_family as toy
 
 from hotloop.engine.checkpoint import Checkpoints, Restored
+from hotloop.engine.launcher import Launch, run_processes
 from hotloop.engine.run import read_events
 
 PROGRAM = Path(__file__).with_name("toy_program.py")
@@ -79,13 +81,15 @@ def start(
     *options: str,
     processes: int = 2,
     devices: int = 2,
+    program: Path = PROGRAM,
     own: Mapping[int, Sequence[str]] | None = None,
+    folders: Sequence[Path] | None = None,
     port: int | None = None,
     missing: int | None = None,
     **more: str,
 ) -> Started:
-    """The toy program with these options in so many processes; `own` are further options of one of them, and the
-    process `missing` never comes."""
+    """The toy program with these options in so many processes. `own` are further options of one of them, `folders`
+    where each starts; the process `missing` never comes."""
     port = port or free_port()
     children = []
     for number in range(processes):
@@ -96,25 +100,36 @@ def start(
             "HOTLOOP_PROCESSES": str(processes),
             "HOTLOOP_PROCESS": str(number),
         }
-        words = [sys.executable, str(PROGRAM), *options, *(own or {}).get(number, ())]
+        words = [sys.executable, str(program), *options, *(own or {}).get(number, ())]
         children.append(
             subprocess.Popen(
                 words,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                cwd=folders[number] if folders else None,
                 env=environment(devices, **place, **more),
             )
         )
     return Started(children, time.monotonic())
 
 
-def run(*options: str, processes: int = 2, devices: int = 2, **more: Any) -> list[Ended]:
-    """Start them and wait; all must succeed."""
-    with start(*options, processes=processes, devices=devices, **more) as started:
+def launch(*options: str, processes: int = 2, devices: int = 2) -> None:
+    """Run the toy program to its end by the launcher itself; its error where that is not a good one."""
+    alike = environment(devices)
+    program = sys.executable, str(PROGRAM)
+    heartbeat = float(alike["HOTLOOP_HEARTBEAT"])
+    asked = Launch(program, options, (alike,) * processes, total=processes, heartbeat=heartbeat)
+    run_processes(asked, print)
+
+
+def check() -> dict[str, Any]:
+    """What `process_checks` finds in two processes of two devices."""
+    with start(program=PROGRAM.with_name("process_checks.py")) as started:
         ended = started.finish()
-    assert [each.status for each in ended] == [0] * processes, ended
-    return ended
+    assert [each.status for each in ended] == [0, 0], ended
+    found: dict[str, Any] = json.loads(ended[0].out.splitlines()[-1])
+    return found
 
 
 def losses(folder: Path) -> "np.ndarray[Any, Any]":

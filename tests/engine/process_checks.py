@@ -1,0 +1,136 @@
+"""What several processes have of each other, as JSON on standard output: `two_processes.check` starts it.
+
+Not a test: it computes, and the tests know what must come out.
+"""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import weight_toys
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hotloop import Resident, Streamed
+from hotloop.engine import precision, processes
+from hotloop.engine.batch_sources import InputEnded, IterableBatches
+from hotloop.engine.device import REPLICA, device_mesh, setup
+from hotloop.errors import HotloopError
+
+
+def words() -> Any:
+    """Process 0's word as every process has it; the others say something else."""
+    said = {"text": "naïve\n", "large": 2**40, "zero": 0, "none": None, "list": [1, 2.5, "a"]}
+    heard = processes.agreed(said if processes.is_writer() else {"wrong": processes.index()})
+    many = [processes.agreed(processes.index() or number) for number in range(processes.KEPT + 20)]
+    return processes.gathered([heard, many == [*range(processes.KEPT + 20)], processes.index()])
+
+
+def disagreement() -> Any:
+    """Processes that do not do the same are told so."""
+    try:
+        processes.barrier(f"place {processes.index()}")
+    except HotloopError as error:
+        return processes.gathered(str(error))
+    return None
+
+
+def sums(mesh: Any) -> Any:
+    """A sum over all devices of 4 MiB each, whose right value is known for every number."""
+    devices, length = mesh.size, 2**20
+    rows = np.arange(devices, dtype=np.float32)[:, None] + np.arange(length, dtype=np.float32) % 97
+    placed = processes.place(rows, NamedSharding(mesh, PartitionSpec(REPLICA)))
+
+    def own_share(row: jax.Array) -> jax.Array:
+        total = jax.lax.psum(row[0], REPLICA)
+        return jax.lax.dynamic_slice_in_dim(
+            total, jax.lax.axis_index(REPLICA) * (length // devices), length // devices
+        )
+
+    spread = jax.jit(
+        jax.shard_map(own_share, mesh=mesh, in_specs=PartitionSpec(REPLICA), out_specs=PartitionSpec(REPLICA))
+    )(placed)
+    found = processes.fetch(spread)
+    return processes.gathered(bool((found == rows.sum(axis=0)).all()) and float(found[100]) > 0)
+
+
+def keys(mesh: Any) -> Any:
+    """Random keys, counters and 64-bit numbers placed on all devices, and read back."""
+    tree = {"key": jax.random.key(2**31 + 5), "count": 7, "wide": np.arange(3, dtype=np.int64)}
+    placed = processes.place(tree, NamedSharding(mesh, PartitionSpec()))
+    data = processes.fetch(jax.random.key_data(placed["key"]))
+    same = bool((data == np.asarray(jax.random.key_data(tree["key"]))).all())
+    return processes.gathered([same, int(placed["count"]), processes.fetch(placed["wide"]).tolist()])
+
+
+def toys(mesh: Any) -> Any:
+    """The weight after one update of each toy, for every accumulation that its samples allow."""
+    found: dict[str, list[float]] = {}
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    for name, toy in weight_toys.TOYS.items():
+        for accumulation in (1, 3):
+            feed = Resident(toy.data, toy.samples, sharding=NamedSharding(mesh, PartitionSpec(REPLICA)))
+            policy, optimiser = precision.parse("32.32"), optax.sgd(toy.rate)
+            fresh = precision.init_trained(policy, optimiser, 1.0, {"w": jnp.float32(toy.start)})
+
+            def update(state: Any, arguments: Any, toy: Any = toy, accumulation: int = accumulation) -> Any:
+                def loss(params: Any, carry: Any, samples: Any, keys: Any) -> Any:
+                    return toy.loss(params["w"], samples), (carry, {})
+
+                return precision.update_weights(
+                    loss,
+                    state,
+                    feed.batch(arguments, np.uint32(0)),  # noqa: B023 - called before the next toy
+                    jax.random.key(0),
+                    jax.random.key(1),
+                    policy=policy,  # noqa: B023
+                    optimiser=optimiser,  # noqa: B023
+                    scale=1.0,
+                    mesh=mesh,
+                    accumulation=accumulation,
+                )[0]
+
+            state = jax.jit(update)(processes.place(fresh, everywhere), feed.arguments(0, 1))
+            found.setdefault(name, []).append(float(state.params["w"]))
+    return processes.gathered(found)
+
+
+def rows(mesh: Any) -> Any:
+    """The samples that each process reads for the batches of two passes, and the batches that come of them."""
+    read: list[int] = []
+
+    def fetch(indices: Any) -> Any:
+        read.extend(int(index) for index in indices)
+        return {"x": indices.astype(np.float32)}
+
+    sharding = NamedSharding(mesh, PartitionSpec(REPLICA))
+    with Streamed(fetch, 8, seed=4, samples=24, sharding=sharding) as feed:
+        read.clear()  # what was read to see the form
+        batches = processes.fetch(feed.arguments(0, 6)["batches"]["x"])
+    resident = Resident({"x": np.arange(24, dtype=np.float32)}, 8, seed=4)
+    alike = [resident.batch(resident.arguments(step, 1), np.uint32(0))["x"].tolist() for step in range(6)]
+    return processes.gathered([read, batches.tolist() == alike])
+
+
+def end_of_input(mesh: Any) -> Any:
+    """Where an input of other lengths in each process ends for all of them."""
+    length = 5 + processes.index()
+    batches = IterableBatches(lambda: iter([{"x": np.ones(8, np.float32)}] * length), 8)
+    with Streamed(batches, 8, sharding=NamedSharding(mesh, PartitionSpec(REPLICA))) as feed:
+        feed.arguments(0, 4)
+        try:
+            feed.arguments(4, 4)
+        except InputEnded as end:
+            feed.arguments(4, end.left)
+            return processes.gathered(end.left)
+    return None
+
+
+if __name__ == "__main__":
+    setup("cpu")
+    mesh = device_mesh(2 * processes.count())
+    found = {"words": words(), "disagreement": disagreement()}
+    found |= {check.__name__: check(mesh) for check in (sums, keys, toys, rows, end_of_input)}
+    print(json.dumps(found))

@@ -1,0 +1,38 @@
+"""Two problems of one weight whose value after one update is known by hand, whatever the batch is split into."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Toy:
+    """y = `slope` x for these x, from `start` on by gradient descent with `rate` on `share` (w x - y)^2."""
+
+    x: tuple[float, ...]
+    slope: float
+    start: float
+    rate: float
+    share: float
+    result: float
+
+    @property
+    def data(self) -> dict[str, "np.ndarray[Any, Any]"]:
+        x = np.array(self.x, np.float32)
+        return {"x": x, "y": np.float32(self.slope) * x}
+
+    @property
+    def samples(self) -> int:
+        return len(self.x)
+
+    def loss(self, w: Any, batch: Any) -> Any:
+        return self.share * jnp.mean((w * batch["x"] - batch["y"]) ** 2)
+
+
+# One step of -2 (1 - 2) from 1; one of the mean of x^2, 14 / 3, a fifteenth, from 0.
+TOYS = {
+    "3.0": Toy((1.0,) * 12, slope=2, start=1, rate=1, share=1, result=3.0),
+    "0.3111111": Toy((1.0, 2.0, 3.0) * 4, slope=1, start=0, rate=1 / 15, share=0.5, result=14 / 45),
+}
