@@ -18,6 +18,7 @@ from hotloop.cli import Command, Context, option, run_program
 from hotloop.engine import processes
 from hotloop.engine.device import REPLICA, device_mesh
 from hotloop.engine.interrupt import print_to_stderr
+from hotloop.engine.progress import Console
 from hotloop.engine.training import open_training
 from hotloop.errors import DataError
 
@@ -45,6 +46,12 @@ class Config:
 
 def run(config: Config, context: Context) -> dict[str, Any]:
     context.open_device()
+    train(config, context)
+    return {"processes": processes.count()}
+
+
+def train(config: Config, console: Console | None = None) -> None:
+    """A run from beginning to end, in the process or processes that call it."""
     options = toy.Config()
     data = toy.data(SAMPLES)
     if config.label >= 0:
@@ -84,14 +91,15 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         command="toy",
         resume=config.resume,
         may_differ=settings,
-        console=context,
+        console=console,
+        sinks=None if console else [],
         each_process_saves=config.each_saves,
     ) as training:
-        print_to_stderr(f"this is process {processes.index()}")
+        if console:
+            print_to_stderr(f"this is process {processes.index()}")
         training.train(program, plan, state, validate=evaluation.means, guard="loss")
     if config.streamed:
         feed.close()
-    return {"processes": processes.count()}
 
 
 if __name__ == "__main__":

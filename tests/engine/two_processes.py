@@ -18,6 +18,7 @@ import toy_family as toy
 
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.launcher import Launch, run_processes
+from hotloop.engine.loop import copy_state
 from hotloop.engine.run import read_events
 
 PROGRAM = Path(__file__).with_name("toy_program.py")
@@ -141,7 +142,7 @@ def losses(folder: Path) -> "np.ndarray[Any, Any]":
 
 def restore(folder: Path, step: int | None = None) -> Restored:
     """A checkpoint of a run, on this process's first device."""
-    like = toy.init(toy.Config(), jax.random.key(0))
+    like = copy_state(toy.init(toy.Config(), jax.random.key(0)))
     return Checkpoints(folder).restore(like, step)
 
 

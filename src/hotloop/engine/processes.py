@@ -38,7 +38,7 @@ SLICE = 1.0
 """Seconds that a wait lasts before it looks whether a process has failed, or a signal came."""
 LOOK_SECONDS = 0.5
 """Seconds between looks for a stop or a failure elsewhere."""
-PATIENCE = 5.0
+PATIENCE = 3.0
 """Seconds in which a process that hears of a failure elsewhere should have ended by itself."""
 KEPT = 1000
 """Words of process 0 that stay readable for those who are behind; collectives keep them far closer than that."""

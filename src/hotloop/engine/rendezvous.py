@@ -104,13 +104,12 @@ def meet(place: Place) -> Any:
     import jax
     from jax._src import distributed
 
-    os.environ.update({name: value for name, value in place.environment if name not in os.environ})
+    # What gRPC would log of a port or a peer is said below, in one line.
+    for name, value in (*place.environment, ("GRPC_VERBOSITY", "NONE")):
+        os.environ.setdefault(name, value)
     # A run listens for SIGTERM itself; jax's listener would take the signal away.
-    for name, value in (
-        ("jax_enable_preemption_service", False),
-        ("jax_cpu_collectives_implementation", "gloo"),
-    ):
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_enable_preemption_service", False)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # type: ignore[no-untyped-call]
     seconds = _seconds("HOTLOOP_MEETING", MEETING_SECONDS)
     here = f"process {place.index} of {place.count}" if place.count else f"this {place.method} process"
     where = f" at {place.coordinator}" if place.coordinator else ""

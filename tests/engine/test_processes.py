@@ -1,0 +1,212 @@
+"""Several processes train as one: the same numbers, one word, one stop, one checkpoint, one line for an error."""
+
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import toy_program
+import two_processes as together
+import weight_toys
+
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.launcher import FailedProcess
+from hotloop.engine.run import read_events
+
+
+def train_here(folder: Path, **options: Any) -> Path:
+    toy_program.train(toy_program.Config(run=str(folder), **options))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The run of one process on one device that every other must equal."""
+    return train_here(tmp_path_factory.mktemp("alone") / "run")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory) -> Path:
+    """The same in one process on four devices."""
+    return train_here(tmp_path_factory.mktemp("four") / "run", replicas=4)
+
+
+def differences(one: Path, other: Path) -> tuple[float, float]:
+    """The largest of the losses, and of all numbers of the state."""
+    losses = np.abs(together.losses(one) - together.losses(other))
+    weights = np.abs(together.weights(one) - together.weights(other))
+    return float(losses.max()), float(weights.max())
+
+
+@pytest.fixture(scope="module")
+def two_by_two(tmp_path_factory) -> Path:
+    """The same in two processes of two devices, by the launcher."""
+    folder = tmp_path_factory.mktemp("pairs") / "run"
+    together.launch("--run", str(folder), "--replicas", "4", "--streamed")
+    return folder
+
+
+def test_two_processes_of_two_devices_equal_one_of_four_and_one_device(two_by_two, four, alone):
+    assert max(differences(two_by_two, four)) < 1e-6
+    assert max(differences(two_by_two, alone)) < 1e-6
+    assert len(together.losses(two_by_two)) == 4
+    # One writes: each record and each checkpoint is there once, and the other's lines are in its file.
+    events = [record["event"] for record in read_events(two_by_two)]
+    assert (events.count("start"), events.count("end"), events.count("checkpoint")) == (1, 1, 2)
+    assert "this is process 1" in (two_by_two / "processes" / "1.log").read_text()
+
+
+@pytest.mark.parametrize("change", [{"label": 3}, {"moved": 1e-3}])
+def test_one_label_or_weight_that_differs_is_seen(change, two_by_two, tmp_path):
+    changed = train_here(tmp_path / "run", **change)
+    assert max(differences(two_by_two, changed)) > 1e-5
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[str, Any]:
+    return together.check()
+
+
+def test_the_first_process_has_the_word_for_text_and_numbers_of_any_size(checks):
+    said = {"text": "naïve\n", "large": 2**40, "zero": 0, "none": None, "list": [1, 2.5, "a"]}
+    assert checks["words"] == [[said, True, 0], [said, True, 1]]
+
+
+def test_processes_that_do_not_do_the_same_are_told(checks):
+    one = "the processes do not do the same: one is at place 0, another at place 1"
+    assert checks["disagreement"] == [one, one]
+
+
+def test_sums_of_4_mib_chunks_are_right(checks):
+    assert checks["sums"] == [True, True]
+
+
+def test_keys_and_counters_go_to_all_devices(checks):
+    assert checks["keys"] == [[True, 7, [0, 1, 2]]] * 2
+
+
+def test_a_weight_moves_as_by_hand_in_several_processes(checks):
+    for found in checks["toys"]:
+        for name, toy in weight_toys.TOYS.items():
+            assert found[name] == pytest.approx([toy.result] * 2, rel=1e-6) and f"{toy.result:.7}" == name
+
+
+def test_each_sample_is_read_by_one_process_once_a_pass(checks):
+    read = [numbers for numbers, alike in checks["rows"] if alike]
+    assert len(read) == 2
+    for first in (0, 12):
+        assert sorted(read[0][first : first + 12] + read[1][first : first + 12]) == list(range(24))
+
+
+def test_an_input_that_ends_in_one_process_ends_for_all(checks):
+    assert checks["end_of_input"] == [1, 1]
+
+
+def test_a_stop_of_one_process_stops_all_after_the_same_update_saved_once(tmp_path, signals_heard):
+    folder = tmp_path / "run"
+    words = ("--run", str(folder), "--replicas", "2", "--updates", "60", "--checkpoint-every", "60")
+    with together.start(*words, "--streamed", "--seconds", "0.05", devices=1) as started:
+        events = folder / "events.jsonl"
+        started.wait_for(lambda: events.exists() and '"update": 5' in events.read_text())
+        started.children[1].send_signal(signal.SIGTERM)
+        ended = started.finish()
+    assert [each.status for each in ended] == [143, 143]
+    (step,) = Checkpoints(folder / "checkpoints").steps()
+    assert 5 <= step < 60 and f"interrupted after update {step} of 60, saved" in ended[0].errors
+    assert f"interrupted after update {step} of 60" in (folder / "processes" / "1.log").read_text()
+    # And the run goes on from there, alone, to where it would have been.
+    train_here(folder, resume=True, updates=60, checkpoint_every=60)
+    undisturbed = train_here(tmp_path / "undisturbed", updates=60, checkpoint_every=60)
+    assert np.abs(together.weights(folder) - together.weights(undisturbed)).max() < 1e-5
+
+
+def test_an_error_in_one_process_is_one_line_and_the_end_of_all(tmp_path, capfd):
+    folder = tmp_path / "run"
+    words = ("--run", str(folder), "--replicas", "2", "--streamed", "--failing", "1")
+    with pytest.raises(FailedProcess) as failed:
+        together.launch(*words, devices=1)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "broken" in line]
+    assert lines == ["hotloop: error: process 1: image 17 is broken"] and failed.value.exit_status == 2
+    assert [*read_events(folder)][-1]["error"] == "process 1: image 17 is broken"
+
+
+def test_a_folder_that_is_not_shared_is_refused_unless_each_saves_in_its_own(tmp_path):
+    folders = [tmp_path / "here", tmp_path / "there"]
+    for folder in folders:
+        folder.mkdir()
+    words = ("--run", "run", "--replicas", "2")
+    with together.start(*words, devices=1, folders=folders) as started:
+        ended = started.finish()
+    assert [each.status for each in ended] == [2, 2]
+    assert "run is not shared: process 1 on" in ended[0].errors and "--ckpt-all-instances" in ended[0].errors
+    assert not (folders[0] / "run" / "checkpoints").exists()
+    with together.start("--run", "own", *words[2:], "--each-saves", devices=1, folders=folders) as started:
+        ended = started.finish()
+    assert [each.status for each in ended] == [0, 0], ended
+    saved = [folder / "own" / "checkpoints" / f"rank{rank}" for rank, folder in enumerate(folders)]
+    states = [jax.tree.leaves(together.restore(folder, 4).state) for folder in saved]
+    for one, other in zip(*states, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.isfinite(states[0][0]).all() and not (folders[1] / "own" / "events.jsonl").exists()
+
+
+def test_other_options_or_a_taken_port_or_a_process_that_never_comes_are_one_line(tmp_path):
+    words = ("--run", str(tmp_path / "run"))
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        with (
+            together.start(*words, own={1: ["--updates", "5"]}) as unlike,
+            together.start(*words, missing=1, HOTLOOP_MEETING="6") as early,
+            together.start(*words, missing=0, HOTLOOP_MEETING="6") as late,
+            together.start(*words, port=taken.getsockname()[1], missing=1) as refused,
+        ):
+            ended = [*unlike.finish(), *early.finish(), *late.finish(), *refused.finish()]
+    assert [each.status for each in ended] == [2] * 5, ended
+    said = [each.errors.strip() for each in ended]
+    assert said[0].endswith("process 1 has other options than process 0: --updates 5 in place of nothing")
+    assert said[1] == ""  # process 0 has said it
+    assert "process 0 of 2: not all of the others came within 6 s" in said[2]
+    assert "process 1 of 2: process 0 at localhost" in said[3]
+    assert "process 0 of 2 cannot begin: its port at localhost" in said[4]
+    assert not (tmp_path / "run").exists() and max(text.count("\n") for text in said) == 0
+
+
+def test_a_step_of_any_topology_is_gone_on_from_by_any_other(two_by_two, four, alone, tmp_path):
+    longer = together.weights(train_here(tmp_path / "longer", updates=6))
+    written = {"two_by_two": two_by_two, "four": four, "alone": alone}
+    for name, source in written.items():
+        shutil.copytree(source, tmp_path / name)
+    train_here(tmp_path / "two_by_two", resume=True, updates=6)
+    train_here(tmp_path / "alone", resume=True, updates=6, replicas=4)
+    together.launch("--run", str(tmp_path / "four"), "--resume", "--updates", "6", "--replicas", "4")
+    for name, source in written.items():
+        assert np.abs(together.weights(tmp_path / name) - longer).max() < 1e-6
+        steps = [together.restore(folder / "checkpoints", 4) for folder in (source, tmp_path / name)]
+        for one, other in zip(*(jax.tree.leaves(step.state) for step in steps), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_300_updates_of_one_call_with_a_process_that_is_slow_and_at_times_stopped(tmp_path):
+    words = ("--replicas", "2", "--updates", "300", "--log-every", "300", "--checkpoint-every", "300")
+    slow = ("--streamed", "--lazy", "1", "--laziness", "0.02")
+    with together.start("--run", str(tmp_path / "slow"), *words, *slow, devices=1) as started:
+        first, second = started.children
+        events = tmp_path / "slow" / "events.jsonl"
+        started.wait_for(lambda: events.exists() and '"compile"' in events.read_text())
+        while first.poll() is None and second.poll() is None:
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                second.send_signal(number)
+                time.sleep(0.5)
+        ended = started.finish()
+    assert [each.status for each in ended] == [0, 0], ended
+    together.launch("--run", str(tmp_path / "even"), *words, devices=1)
+    np.testing.assert_array_equal(together.weights(tmp_path / "slow"), together.weights(tmp_path / "even"))
+    alone = train_here(tmp_path / "alone", updates=300, log_every=300, checkpoint_every=300)
+    assert np.abs(together.weights(tmp_path / "slow") - together.weights(alone)).max() < 1e-3
