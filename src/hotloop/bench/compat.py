@@ -7,11 +7,11 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import PurePath
-from typing import NamedTuple
 
-from hotloop.errors import OptionError, did_you_mean
+from hotloop.bench.compat_runners import RUNNER_SCRIPTS, translate_runner
+from hotloop.bench.option_groups import CompatError, OptionGroup, group_options
+from hotloop.errors import did_you_mean
 from hotloop.options import (
     FALSE,
     TRUE,
@@ -19,7 +19,6 @@ from hotloop.options import (
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
-OPTION = re.compile(r"--?[A-Za-z]")
 WITH_VALUE = ("-X", "-W")  # of the interpreter
 Values = Sequence[str]
 Rewrite = Callable[[Values], list[str]]
@@ -112,10 +111,6 @@ COPIES = ("-np", "-n", "-N", "--np")
 WRAPPERS = ("poprun", "mpirun", "mpiexec")
 
 
-class CompatError(OptionError):
-    """A command that has no hotloop command in its place."""
-
-
 @dataclass(frozen=True)
 class Translation:
     command: list[str]
@@ -123,18 +118,13 @@ class Translation:
     environment: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, str] = field(default_factory=dict)
     """Patterns for lines that the command prints no more -> the fields of its records."""
+    before: Sequence[Sequence[str]] = ()
+    """Commands that must have ended well before it."""
 
     def __str__(self) -> str:
         set_before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return " ".join([*set_before, shlex.join(self.command)])
-
-
-class OptionGroup(NamedTuple):
-    """An option as it was typed, under its name with hyphens, and the words after it."""
-
-    name: str
-    values: tuple[str, ...]
-    words: tuple[str, ...]
+        commands = [shlex.join(command) for command in (*self.before, self.command)]
+        return " ".join([*set_before, " && ".join(commands)])
 
 
 def translate(argv: Sequence[str]) -> Translation:
@@ -163,8 +153,12 @@ def translate(argv: Sequence[str]) -> Translation:
         if name in SERVING:
             instead = "`hotloop cnn predict` gives the classes of image files"
             raise CompatError(f"{name}: serving is not there yet; {instead}")
+        if name in RUNNER_SCRIPTS:
+            found = translate_runner(name, group_options(words))
+            commands = [["hotloop", *command] for command in found.commands]
+            return Translation(commands[-1], found.notices, environment, CNN.figures, commands[:-1])
         if name not in SCRIPTS:
-            hint = did_you_mean(name, [*SCRIPTS, *SERVING])
+            hint = did_you_mean(name, [*SCRIPTS, *SERVING, *RUNNER_SCRIPTS])
             raise CompatError(f"{name}: not one of the older scripts{hint}")
         script = SCRIPTS[name]
     command, groups = script.command, group_options(words)
@@ -213,21 +207,6 @@ def script_place(words: Sequence[str]) -> int:
     while at < len(words) and words[at].startswith("-") and words[at] != "-m":
         at += 2 if words[at] in WITH_VALUE else 1
     return at
-
-
-def group_options(words: Sequence[str]) -> list[OptionGroup]:
-    """The words option by option; those before the first option have no name."""
-    starts = [at for at, word in enumerate(words) if at == 0 or OPTION.match(word)]
-    groups = []
-    for start, end in pairwise([*starts, len(words)]):
-        name, *values = words[start:end]
-        if not OPTION.match(name):
-            name, values = "", [name, *values]
-        elif "=" in name:
-            name, _, value = name.partition("=")
-            values = [value, *values]
-        groups.append(OptionGroup(name.replace("_", "-"), tuple(values), tuple(words[start:end])))
-    return groups
 
 
 def choose_cnn_command(groups: Sequence[OptionGroup]) -> tuple[tuple[str, ...], list[OptionGroup]]:

@@ -11,11 +11,12 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hotloop.bench.benchmark import Benchmark, Selected, folder_name
-from hotloop.bench.compat import ASSIGNMENT, CompatError, Translation, script_place, translate
+from hotloop.bench.compat import ASSIGNMENT, Translation, script_place, translate
+from hotloop.bench.option_groups import CompatError
 from hotloop.bench.process import GRACE, KEEP_BYTES, MARK, last_lines, run_program
 from hotloop.bench.provenance import list_gpus
 from hotloop.bench.record import hash_file
@@ -152,9 +153,11 @@ def translate_script(words: Sequence[str], folder: Path) -> Translation | None:
         if not IPU.search(file.read(1 << 16)):
             return None  # somebody's own, whatever its name
     try:
-        return translate(words)
+        found = translate(words)
     except CompatError:
         return None
+    # Several commands one after the other are compat's to run.
+    return replace(found, command=["hotloop", "compat", *words], before=()) if found.before else found
 
 
 def resolve_program(words: Sequence[str], python: str) -> tuple[str, ...]:

@@ -2,13 +2,15 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from typing import TextIO
 
 from hotloop.cli.command import Command, Context, Result
-from hotloop.engine.interrupt import leave_at_once
+from hotloop.engine.interrupt import before_leaving, leave_at_once
 from hotloop.options import argument, option
 from hotloop.rehearsal import rehearse
 
@@ -37,12 +39,7 @@ def run(config: CompatConfig, context: Context) -> Result:
     from hotloop.bench.compat import translate
 
     found = translate(config.command)
-    # Options of compat itself are meant for the new command, unless it has them already.
-    words = found.command[1:]
-    if context.device != "auto" and "--device" not in words:
-        words += ["--device", context.device]
-    flags = {"--json": context.json, "--debug": context.debug, "--only-accelerator": context.only_accelerator}
-    words += [flag for flag, is_set in flags.items() if is_set and flag not in words]
+    *before, words = (hand_on(command[1:], context) for command in (*found.before, found.command))
     # Standard output belongs to the new command's JSON object, which the old command may have asked for.
     console = replace(context, json=context.json or "--json" in words)
     console.say(f"{found}")
@@ -52,8 +49,14 @@ def run(config: CompatConfig, context: Context) -> Result:
     from hotloop.cli.main import dispatch, main
 
     if not config.dry_run:
+        for first in before:
+            if status := run_first(first, sys.stderr if console.json else None):
+                raise SystemExit(status)
         with leave_at_once():  # while the new command starts, as if it had been typed
             raise SystemExit(main(words))
+    for first in before:
+        with redirect_stdout(StringIO()):
+            rehearse(partial(dispatch, [word for word in first if word != "--json"]))
     # The new command checks all that it checks before its work; an error is its own. What it says is not shown, but
     # for warnings, and for what a benchmark file would run.
     quiet = [word for word in words if word != "--json"]
@@ -68,6 +71,30 @@ def run(config: CompatConfig, context: Context) -> Result:
         console.say(f"checked, up to {reached}")
     described = {"command": found.command, "environment": found.environment, "notices": found.notices}
     return {**described, "checked_until": reached or None}
+
+
+def hand_on(command: Sequence[str], context: Context) -> list[str]:
+    """The words with the options of compat itself, which are meant for the new command, unless it has them already."""
+    words = list(command)
+    if context.device != "auto" and "--device" not in words:
+        words += ["--device", context.device]
+    flags = {"--json": context.json, "--debug": context.debug, "--only-accelerator": context.only_accelerator}
+    return words + [flag for flag, is_set in flags.items() if is_set and flag not in words]
+
+
+def run_first(words: Sequence[str], out: TextIO | None) -> int:
+    """Run a command that must have ended before the one that counts, in a process of its own; its status."""
+    from hotloop.sweeps.children import ChildProcesses
+
+    children = ChildProcesses()
+    with before_leaving(partial(children.stop, grace=0)):
+        try:
+            child = children.start([sys.executable, "-m", "hotloop", *words], os.environ, out)
+            status = child.wait()
+        except BaseException:
+            children.stop()
+            raise
+    return status if status >= 0 else 128 - status
 
 
 COMMAND = Command(config=CompatConfig, run=run, epilog=EPILOG, verbatim=True)
