@@ -3,12 +3,14 @@
 import json
 import re
 from dataclasses import replace
+from platform import node
 
 import jax
 import pytest
 
 from hotloop.cli.main import main
 from hotloop.engine import measure as ceilings_module
+from hotloop.engine import processes
 from hotloop.engine.measure import Ceilings
 
 LIMITS = Ceilings(
@@ -36,6 +38,29 @@ def test_json_holds_devices_ceilings_and_environment(capsys, asked):
     assert result["ceilings"]["matmul_tflops"] == {"float32": 1.5, "bfloat16": 3.0}
     assert result["environment"]["platform"] == jax.default_backend()
     assert asked == [False]
+    assert {each["process"] for each in result["devices"]} == {0}
+    (owner,) = result["processes"]
+    assert owner == {"process": 0, "host": node(), "devices": [device.id for device in jax.devices()]}
+
+
+def test_of_several_processes_each_names_its_own_devices(capsys, asked, monkeypatch):
+    """As process 0 sees it, whose peer has told of one device more."""
+    other = {"id": 8, "platform": "cpu", "kind": "other", "memory_bytes": None, "process": 1}
+    monkeypatch.setattr(
+        processes, "gathered", lambda mine: [mine, {"process": 1, "host": "b", "devices": [other]}]
+    )
+    assert main(["devices"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"id +platform +kind +memory +process +host", out)
+    assert re.search(r"8 +cpu +other +unknown +1 +b\n", out)
+    assert main(["devices", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["devices"][-1] == other
+    assert result["processes"][1] == {"process": 1, "host": "b", "devices": [8]}
+    monkeypatch.setattr(processes, "is_writer", lambda: False)
+    assert main(["devices"]) == 0
+    assert capsys.readouterr().out == ""
+    assert asked == [False, False]
 
 
 def test_people_see_a_table_the_date_and_what_float32_means(capsys, asked):

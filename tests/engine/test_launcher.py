@@ -1,18 +1,14 @@
 """The launcher with processes that need no jax: what each is given, and what becomes of all when one is lost, stopped,
 stuck or wrong. Nothing is left running, looked for by process group."""
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
-from launch_fakes import living_members, make_launch
+from launch_fakes import LONGEST, find_processes, living_members, make_launch, started, wait_until_gone
 
 from hotloop.engine import launched_process
 from hotloop.engine.interrupt import Stopped
@@ -23,8 +19,6 @@ pytestmark = [
     pytest.mark.usefixtures("signals_heard"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc"),
 ]
-FAKES = Path(__file__).with_name("launch_fakes.py")
-LONGEST = 30.0
 
 
 @pytest.fixture
@@ -183,50 +177,11 @@ def test_a_flood_does_not_hold_a_process_up(groups):
     assert_none_left(groups, 2)
 
 
-@contextmanager
-def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
-    """A launcher of its own, whose process 0 has said that it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, str(FAKES), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def children_of(process: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == process and state not in "ZX":
-                found.append(int(entry.parent.name))
-    return found
-
-
 def read_ready(process: "subprocess.Popen[str]", count: int = 2) -> list[int]:
-    """The groups of the launcher's processes, once all of them run and process 0 has said `ready`."""
+    """The groups of the launcher's processes, once process 0 has said `ready`."""
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    limit = time.monotonic() + LONGEST
-    while time.monotonic() < limit:
-        groups = [
-            each for each in children_of(process.pid) if os.getpgid(each) == each and os.getsid(each) != each
-        ]
-        if len(groups) == count:
-            return groups
-        time.sleep(0.02)
-    pytest.fail(f"{count} processes did not start")
-
-
-def assert_gone(groups: list[int]) -> None:
-    limit = time.monotonic() + LONGEST
-    while any(living_members(group) for group in groups) and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert [living_members(group) for group in groups] == [[]] * len(groups)
+    return find_processes(process.pid, count)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -240,7 +195,7 @@ def test_a_signal_to_the_launcher_is_passed_to_all_and_waited_for(number):
     assert out == f"saved {number.name}\n"
     assert errors.startswith("error: stopped by ")
     assert errors.endswith("; all 2 processes have ended\n")
-    assert_gone(groups)
+    assert wait_until_gone(groups) == [[], []]
 
 
 def test_a_second_signal_ends_all_at_once():
@@ -254,7 +209,7 @@ def test_a_second_signal_ends_all_at_once():
         process.send_signal(signal.SIGTERM)
         process.wait(LONGEST)
     assert process.returncode == 143
-    assert_gone(groups)
+    assert wait_until_gone(groups) == [[], []]
 
 
 def test_nothing_is_left_of_a_launcher_that_was_killed():
@@ -266,7 +221,7 @@ def test_nothing_is_left_of_a_launcher_that_was_killed():
         assert min(len(living_members(group)) for group in groups) == 2
         process.kill()
         process.wait()
-        assert_gone(groups)
+        assert wait_until_gone(groups) == [[], []]
 
 
 def test_one_that_is_told_to_stop_and_is_killed_meanwhile_is_named():

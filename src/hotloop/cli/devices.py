@@ -1,6 +1,9 @@
 """`hotloop devices`: what there is to compute on, and how fast it can be at most. No jax at import."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from platform import node
+from typing import Any
 
 from hotloop.cli.command import Command, Context, Result
 from hotloop.options import option
@@ -13,18 +16,18 @@ class DevicesConfig:
 
 def run(config: DevicesConfig, context: Context) -> Result:
     chosen = context.open_device()
-    import jax
-
+    from hotloop.engine import processes
     from hotloop.engine.device import describe_environment
-    from hotloop.engine.measure import ceilings, describe_device, memory_of_device
+    from hotloop.engine.measure import ceilings
 
-    found, rows = [], []
-    for device in jax.devices(chosen.platform):
-        about = {"id": device.id, "platform": device.platform, "kind": describe_device(device)}
-        size = memory_of_device(device)
-        rows.append((*about.values(), "unknown" if size is None else f"{size / 2**30:.1f} GiB"))
-        found.append({**about, "memory_bytes": size})
-    context.table(("id", "platform", "kind", "memory"), rows)
+    # Each process knows the memory of its own devices alone.
+    members = processes.gathered(describe_process(chosen.platform))
+    found = [device for member in members for device in member["devices"]]
+    owners = [{**member, "devices": [device["id"] for device in member["devices"]]} for member in members]
+    result = {"devices": found, "processes": owners, "environment": describe_environment()}
+    if not processes.is_writer():
+        return result
+    show_devices(found, owners, context)
     with context.progress("measuring the device"):
         limits = ceilings(chosen, config.calibrate)
     context.say(f"\nmeasured {limits.measured} with jax {limits.jax} (--calibrate measures again)")
@@ -35,7 +38,41 @@ def run(config: DevicesConfig, context: Context) -> Result:
         context.say(
             f"float32 products use {limits.float32_uses}; float32_highest is with precision='highest'"
         )
-    return {"devices": found, "ceilings": asdict(limits), "environment": describe_environment()}
+    return {**result, "ceilings": asdict(limits)}
+
+
+def describe_process(platform: str) -> dict[str, Any]:
+    """This process, its machine and its own devices."""
+    import jax
+
+    from hotloop.engine import processes
+    from hotloop.engine.measure import describe_device, memory_of_device
+
+    own = [
+        {
+            "id": device.id,
+            "platform": device.platform,
+            "kind": describe_device(device),
+            "memory_bytes": memory_of_device(device),
+            "process": processes.index(),
+        }
+        for device in jax.local_devices(backend=platform)
+    ]
+    return {"process": processes.index(), "host": node(), "devices": own}
+
+
+def show_devices(
+    found: Sequence[Mapping[str, Any]], owners: Sequence[Mapping[str, Any]], context: Context
+) -> None:
+    """A table of the devices; whose they are where there are several processes."""
+    rows = []
+    for device in found:
+        size = device["memory_bytes"]
+        memory = "unknown" if size is None else f"{size / 2**30:.1f} GiB"
+        owner = (device["process"], owners[device["process"]]["host"]) if len(owners) > 1 else ()
+        rows.append((device["id"], device["platform"], device["kind"], memory, *owner))
+    columns = ("id", "platform", "kind", "memory", *(("process", "host") if len(owners) > 1 else ()))
+    context.table(columns, rows)
 
 
 COMMAND = Command(config=DevicesConfig, run=run)

@@ -343,6 +343,7 @@ def _train(
             enough=(lambda: run.stopped) if hooks else None,
             due=runner.due,
             how_to_resume=f"train again with model_dir={run.estimator.model_dir}",
+            resume_words=("--model-dir", str(run.estimator.model_dir)),
         )
     except Interrupted:
         runner.hand_over()
