@@ -30,7 +30,8 @@ OTHER_NAMES = {
 }  # fmt: skip
 OTHER_OPTIONS = {
     "--np": "mpirun's",
-    "--num-instances": "the old programs'",
+    "--num-instance": "a prefix, as it was typed",
+    "--xla": "the beginning of the flags of XLA",
     "--batch": "a prefix, for an example",
     "--opt": "any option",
     "--micro": "a prefix, for an example",
