@@ -658,6 +658,41 @@ def test_more_replicas_train_the_same_and_are_validated(toy, whole):
     assert row["validation_loss"] == pytest.approx(last["validation_loss"], rel=1e-5)
 
 
+STAGES = ["--pipeline-splits", "pool_0", "conv2d_1", "--device-mapping", "0", "0", "1"]
+STAGES += ["--pipeline-schedule", "Interleaved"]
+
+
+def test_stages_train_the_same_are_validated_in_stages_and_go_on_where_there_is_one_device(
+    toy, whole, tmp_path, monkeypatch
+):
+    """Two replicas of two devices, the first of which has two stages; the interrupted run goes on merged."""
+    if len(jax.devices()) < 4:
+        pytest.skip("four devices")
+    words = [*toy, *STAGES, "--num-replicas", "2", "--gradient-accumulation", "2", "--clean-dir", "False"]
+    words += ["--pipeline-validation-model", "--strict-devices", "False"]
+    status, _, said = called("train", *words, "--plan")
+    assert status == 0 and "2 x 2 devices, stages from conv2d_1; Interleaved: a device works 75% of" in said
+    with pytest.raises(Interrupted, match="after update 6 of 18"):
+        stopped(*words)
+    status, result, said = called("validate", tmp_path / "run")
+    assert status == 0 and "merge" not in said, said
+    rows, expected = result["validation"], whole[0]["validation"]
+    assert [row["step"] for row in rows] == [6]
+    assert [row["validation_loss"] for row in rows] == pytest.approx(losses_of(expected[:1]), rel=1e-5)
+    assert {row["samples"] for row in rows} == {TEST}
+    only = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda platform=None: only)
+    status, result, said = called("train", *words, "--resume")
+    assert status == 0 and "3 stages merge into one; 2 replicas become 1 with accumulation 4" in said, said
+    assert [row["validation_loss"] for row in result["validation"]] == pytest.approx(
+        losses_of(expected), rel=1e-5
+    )
+
+
+def losses_of(rows):
+    return [row["validation_loss"] for row in rows]
+
+
 @pytest.mark.slow
 def test_eight_replicas_and_eight_parts_train_on_the_same_made_up_images(tmp_path):
     words = (

@@ -224,6 +224,16 @@ def copy_state(state: State) -> State:
     return jax.tree.map(copy_leaf, state)
 
 
+def place_state(state: State, everywhere: NamedSharding) -> State:
+    """A state on every device of a mesh; what lies there already, such as the parts of stages, stays as it is."""
+
+    def put(leaf: Any) -> Any:
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        return leaf if mesh == everywhere.mesh else processes.place(leaf, everywhere)
+
+    return jax.tree.map(put, state)
+
+
 PerSample = Callable[[Any, Batch], Mapping[str, Array]]
 Sums = dict[str, Any]
 _COUNTED = ""  # under which a batch's sums have the number of its samples: no name of the caller's
@@ -309,8 +319,7 @@ class Evaluation:
         return _add_batches(self.compiled(self._spread(state), self._data), self.samples)
 
     def _spread(self, state: Any) -> Any:
-        """The state on every device, where there are several."""
-        return state if self._everywhere is None else processes.place(state, self._everywhere)
+        return state if self._everywhere is None else place_state(state, self._everywhere)
 
     def means(self, state: Any) -> dict[str, Any]:
         """The mean of each over all samples: figures for `validate`."""
@@ -339,7 +348,7 @@ def evaluate_batches(
     size, everywhere = feeds.fill_up(sharding, batch_size), feeds.placement_like(sharding, ())
     own = len(range(size)[processes.own_rows(sharding, size)])
     most = min(own, batch_size)
-    state = state if everywhere is None else processes.place(state, everywhere)
+    state = state if everywhere is None else place_state(state, everywhere)
     everywhere = everywhere or everywhere_like(state)
     sums: list[Mapping[str, Any]] = []
     call: Callable[..., Mapping[str, Any]] = partial(_sum_batch, fn, everywhere)

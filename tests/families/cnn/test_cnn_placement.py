@@ -117,3 +117,16 @@ def test_processes_take_equally_many_devices_or_are_refused(monkeypatch, words, 
         made = job_of(*words, devices=devices)
         assert (made.batch.replicas, made.stages) == found
         assert made.batch.global_ == made.asked.global_
+
+
+@pytest.mark.parametrize(("instances", "words", "said"), [
+    (16, (), True), (8, (), True), (4, (), False), (1, (), False), (16, ("--pipeline-validation-model",), False),
+])  # fmt: skip
+def test_stages_in_several_processes_validate_merged_and_say_so(monkeypatch, instances, words, said):
+    monkeypatch.setattr(jobs.processes, "count", lambda: instances)
+    made = job_of(*PRESET, *words, devices=16)
+    assert (
+        any("stages lie in several processes: validation runs merged" in line for line in made.notices)
+        == said
+    )
+    assert made.validates_in_stages == bool(words)

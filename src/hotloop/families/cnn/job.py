@@ -68,9 +68,16 @@ class Job:
         """Of a batch over the replicas."""
         return NamedSharding(self.mesh, SPLIT) if self.mesh is not None else None
 
+    @property
+    def validates_in_stages(self) -> bool:
+        """Whether validation runs in the training's stages; else every device has the whole network."""
+        return self.config.pipeline_validation_model and bool(self.splits)
+
     @cached_property
     def validation_sharding(self) -> NamedSharding | None:
         """Of a batch of validation over its devices; None for one."""
+        if self.validates_in_stages:
+            return self.sharding
         if self.validation_devices == 1:
             return None
         return NamedSharding(device_mesh(self.validation_devices, platform=platform()), SPLIT)
@@ -118,6 +125,11 @@ def resolve(
         warnings.append("--deterministic: turns --shuffle off")
     if config.pipeline_validation_model and not config.pipeline_splits:
         warnings.append("--pipeline-validation-model: there are no --pipeline-splits, so it is off")
+    if config.validation and not piped and devices_used // processes.count() % (len(splits) + 1):
+        notices.append(
+            "stages lie in several processes: validation runs merged, with the whole network on every device; "
+            "--pipeline-validation-model keeps it in stages"
+        )
     if "pipeline_schedule" in explicit and not config.pipeline_splits:
         warnings.append("--pipeline-schedule: there are no --pipeline-splits, so it changes nothing")
     if config.ckpt_all_instances:

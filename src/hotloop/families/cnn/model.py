@@ -53,6 +53,18 @@ def spread(job: Job, state: State) -> State:
     }
 
 
+def spread_weights(job: Job, weights: State) -> State:
+    """Undivided `params` and `statistics` as `evaluate_stages` takes them."""
+    assert job.mesh is not None
+    mesh, layers = job.mesh, [set(names) for names in layers_by_stage(job.network, job.splits)]
+
+    def divide(tree: Any) -> StageRows:
+        parts = [{name: tree[name] for name in tree if name in own} for own in layers]
+        return stage_rows.divide(parts, tree, mesh)
+
+    return {name: divide(weights[name]) for name in ("params", "statistics")}
+
+
 def gather(state: State) -> State:
     """A state as host arrays, undivided, wherever it lies; every process must ask for it."""
     return {
@@ -185,17 +197,16 @@ def evaluate_stages(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]
 
     parts = tuple(partial(run, number) for number in range(len(stages)))
 
+    count = 2 * job.config.stages  # micro-batches, as the old program had
+
     def values(state: State, batch: ImageBatch) -> dict[str, Array]:
         assert job.mesh is not None
-        found: dict[str, Array] = evaluate_in_stages(
-            parts,
-            state["params"],
-            state["statistics"],
-            batch,
-            mesh=job.mesh,
-            micro_batches=2 * job.config.stages,
-        )
-        return found
+        samples = len(batch["label"])
+        places = jnp.arange(samples + -samples % (job.batch.replicas * count))
+        filled = jax.tree.map(lambda leaf: leaf[jnp.minimum(places, samples - 1)], batch)
+        weights = state["params"], state["statistics"]
+        found = evaluate_in_stages(parts, *weights, filled, mesh=job.mesh, micro_batches=count)
+        return {name: value[:samples] for name, value in found.items()}
 
     return values
 

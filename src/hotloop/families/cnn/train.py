@@ -331,12 +331,13 @@ def validate(
         lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
         console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
         # By way of the host: they may lie on other devices than the images do.
-        state = processes.fetch(
+        state = model.gather(
             last if last is not None else model.init(job, stream(seed_key(config.seed or 0), "init", 0))
         )
         in_hand = {name: state[name] for name in ("params", "statistics")}
     assert job.validation is not None
-    evaluation = source.evaluation(model.evaluate(job), job.validation.batch, job.validation_sharding)
+    compute = model.evaluate_stages(job) if job.validates_in_stages else model.evaluate(job)
+    evaluation = source.evaluation(compute, job.validation.batch, job.validation_sharding)
 
     found: list[dict[str, Any]] = []
     wanted = sorted(steps) or [int(state["update"])]
@@ -346,6 +347,8 @@ def validate(
             if weights is None:
                 with checkpoints.open() as opened:
                     weights = opened.restore(form, step, in_part=True).warn().state
+            if job.validates_in_stages:
+                weights = model.spread_weights(job, weights)
             epoch, figures = step / per_epoch, validation_figures(evaluation(weights), config.top_k)
             record.event("validation", update=step, epoch=epoch, **figures)
             found.append({"step": step, "epoch": epoch, **figures})
