@@ -26,12 +26,14 @@ OTHER_NAMES = {
     # the old programs, TensorFlow's Estimator, torch's and Keras's recurrent layers, the reader's own module
     "Net", "EstimatorSpec", "IPURunConfig", "SessionRunHook", "after_run", "before_run", "export_saved_model",
     "iterations_per_loop", "minimize", "sparse_softmax_cross_entropy", "autoencoder_benchmark.py", "lstm_multi.py",
+    "LARS_random", "SGD_random", "MLPerf_LARS",
     "bias_ih_l0", "bias_hh_l0", "recurrent_kernel", "pod16_conv", "train_small_batch_8", "benchmarks.yml",
 }  # fmt: skip
 OTHER_OPTIONS = {
     "--np": "mpirun's",
     "--num-instance": "a prefix, as it was typed",
     "--xla": "the beginning of the flags of XLA",
+    "--app-args": "the old run_and_time.py's",
     "--batch": "a prefix, for an example",
     "--opt": "any option",
     "--micro": "a prefix, for an example",
