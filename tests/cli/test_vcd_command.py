@@ -362,6 +362,7 @@ def test_the_plan_says_what_would_run_and_runs_nothing(digits, tmp_path, capsys)
     assert plan["total_updates"] == 200 * 100 // 30
     assert plan["updates_per_epoch"] == pytest.approx(100 / 30)
     assert "41 gradients an update" in said and "memory on the device" in said
+    assert "micro batch 30 x replicas 1" in said
     assert not list(tmp_path.iterdir())
 
 
@@ -373,6 +374,11 @@ BAD = [
     ("-c nothing.json", "--config-file nothing.json: no such file or preset"),
     ("--resume --data DIGITS -n nobody", "nobody"),
     ("--resume -R 2", "--resume: goes on with one run"),
+    (
+        "--replicas 3 --data DIGITS",
+        "--replicas 3: 100 images an update cannot be shared evenly; take a --micro-batch",
+    ),
+    ("--num-replicas 50 --data DIGITS", "--replicas 50: only "),
     ("--sampler fused --hidden 300 300 --data DIGITS", "--sampler fused: made for"),
     ("--sampler fused --data DIGITS", "--sampler fused: a GPU kernel"),
     ("--data /tmp", "--data /tmp: "),
