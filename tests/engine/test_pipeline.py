@@ -1,18 +1,35 @@
 """Stages on devices of their own: every update is the undivided model's, whatever the cut, schedule and split."""
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from staged_model import CUTS, WIDE, draw_batch, merged, staged_update, start, whole_update, worst
+from staged_model import (
+    CUTS,
+    WIDE,
+    cut,
+    draw_batch,
+    draw_params,
+    empty_statistics,
+    merged,
+    run_layers,
+    staged_update,
+    start,
+    whole_update,
+    worst,
+)
 
 from hotloop.engine import optim
 from hotloop.engine.device import device_mesh
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
-from hotloop.engine.pipeline import SCHEDULES
-from hotloop.engine.precision import AutoScale
+from hotloop.engine.pipeline import SCHEDULES, evaluate_in_stages, spread_over_stages, update_in_stages
+from hotloop.engine.precision import AutoScale, init_trained, parse
+from hotloop.errors import HotloopError, OptionError
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 KEY = jax.random.key(7)
@@ -100,3 +117,182 @@ def test_four_updates_of_one_call_end_at_the_weights_of_the_undivided_model(
     assert worst(dict(figures), dict(figures_of_whole)) < 1e-5
     assert jax.tree.map(float, merged(found).scale) == jax.tree.map(float, expected.scale)
     assert worst(start(WIDE, optimiser, scale).params, expected.params) > 1e-3
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_sixteen_bit_weights_and_slots_round_as_those_of_the_undivided_model(half):
+    """Rounding is by chance and by leaf: other numbers of the leaves would show in half of all weights."""
+    policy = parse("16.16", half)
+    update, spread = staged_update("bd", "Interleaved", policy, MOMENTUM, 64.0, accumulation=4)
+    old, batch = start(policy, MOMENTUM, 64.0), draw_batch()
+    found = merged(jax.jit(update)(spread(old), batch, KEY, rate=0.01)[0])
+    whole = jax.jit(whole_update(policy, MOMENTUM, 64.0, accumulation=4))
+    expected = merged(whole(old, batch, KEY, rate=0.01)[0])
+    for ours, theirs in zip(*(jax.tree.leaves(each[:2]) for each in (found, expected)), strict=True):
+        assert ours.dtype == theirs.dtype == jnp.dtype(half)
+        assert np.mean(ours == theirs) > 0.95
+    other = merged(whole(old, batch, jax.random.key(8), rate=0.01)[0])
+    flat = [
+        np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(each.params)]) for each in (expected, other)
+    ]
+    assert np.mean(flat[0] == flat[1]) < 0.8
+
+
+def test_a_batch_that_stands_for_all_micro_batches_is_seen_by_each_with_other_keys():
+    few = draw_batch(16)
+    settings = {"accumulation": 3, "repeated": True, "replicas": 2}
+    update, spread = staged_update("c", "Grouped", WIDE, PLAIN, **settings)
+    found = jax.jit(update)(spread(start(WIDE, PLAIN)), few, KEY)[0]
+    expected = jax.jit(whole_update(WIDE, PLAIN, **settings))(start(WIDE, PLAIN), few, KEY)[0]
+    assert worst(gradients(found), gradients(expected)) < 1e-6
+    once = whole_update(WIDE, PLAIN, accumulation=1, replicas=2)
+    assert worst(gradients(jax.jit(once)(start(WIDE, PLAIN), few, KEY)[0]), gradients(expected)) > 1e-3
+
+
+def chain(stages, params, *, scale, schedule="Grouped", policy=WIDE, optimiser=PLAIN):
+    """A jitted update of any stages whose params are named by their numbers, and a state for it."""
+    mesh = device_mesh(1, len(stages))
+    whole = init_trained(policy, optimiser, scale, {str(n): each for n, each in enumerate(params)})
+    keys = [[str(number)] for number in range(len(stages))]
+    old = spread_over_stages(whole, keys, policy, optimiser, mesh)
+    settings = {"policy": policy, "optimiser": optimiser, "scale": scale, "mesh": mesh, "schedule": schedule}
+
+    @jax.jit
+    def update(old, batch):
+        return update_in_stages(stages, old, batch, KEY, KEY, accumulation=2, **settings)
+
+    return update, old
+
+
+def test_values_of_several_types_cross_and_those_without_gradients_go_forward_alone():
+    def first(params, carry, values, samples, keys):
+        x = samples["x"] * params["0"]["w"]
+        crossing = {
+            "ids": samples["id"] + 1,
+            "half": x.astype(jnp.bfloat16),
+            "x": x,
+            "odd": samples["id"] > 2,
+        }
+        return crossing, (carry, {})
+
+    def second(params, carry, values, samples, keys):
+        assert {name: value.dtype.name for name, value in values.items()} == {
+            "ids": "int32",
+            "half": "bfloat16",
+            "x": "float32",
+            "odd": "bool",
+        }
+        x = values["x"] + values["half"].astype(jnp.float32)
+        return (x * params["1"]["w"], values["ids"], values["odd"]), (carry, {})
+
+    def third(params, carry, values, samples, keys):
+        x, ids, odd = values
+        loss = (params["2"]["w"][ids] * x[:, None] * jnp.where(odd, 2.0, 1.0)[:, None]).mean()
+        return loss, (carry, {"loss": loss})
+
+    def whole(params, batch):
+        values = None
+        for stage in (first, second, third):
+            values, _ = stage(params, (), values, batch, None)
+        return values
+
+    rng = np.random.default_rng(3)
+    batch = {"x": rng.integers(1, 9, 8).astype(np.float32), "id": np.arange(8, dtype=np.int32) % 5}
+    params = [
+        {"w": jnp.float32(2)},
+        {"w": jnp.float32(3)},
+        {"w": jnp.asarray(rng.normal(size=(6, 2)), jnp.float32)},
+    ]
+    update, old = chain([first, second, third], params, scale=1.0, schedule="Interleaved")
+    new, figures = update(old, batch)
+    named = {str(number): each for number, each in enumerate(params)}
+    loss, expected = jax.jit(jax.value_and_grad(whole))(named, batch)
+    assert worst(gradients(new), expected) < 1e-6
+    assert worst(figures["loss"], loss) < 1e-6
+
+
+def multiply(number, last):
+    def stage(params, carry, values, samples, keys):
+        x = samples["x"].astype(jnp.float16) if values is None else values
+        y = x * params[str(number)]["w"]
+        return (y.mean(), (carry, {})) if last else (y, (carry, {}))
+
+    return stage
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 300.0), (300.0, 1.0, 1.0)])
+def test_an_overflow_in_one_stage_alone_leaves_every_stage_as_it_was(weights):
+    """At scale 256 the gradient of one end's weight is 256 * 300, which float16 has not; the others' are finite."""
+    stages = [multiply(number, number == 2) for number in range(3)]
+    policy = parse("16.16", "float16", stochastic_rounding=False)
+    params = [{"w": jnp.float32(weight)} for weight in weights]
+    batch = {"x": np.ones(4, np.float32)}
+    settings = {"scale": AutoScale(256.0), "policy": policy}
+    update, old = chain(stages, params, **settings)
+    before = merged(old)
+    new, _ = update(old, batch)
+    after = merged(new)
+    jax.tree.map(np.testing.assert_array_equal, after[:3], before[:3])
+    assert jax.tree.map(float, after.scale) == (128.0, 0.0, 1.0)
+    spoilt, _ = chain(stages, params, scale=256.0, policy=policy)[0](old, batch)
+    finite = {name: np.isfinite(each["w"]) for name, each in merged(spoilt).params.items()}
+    assert sorted(finite.values()) == [False, False, True]
+    good, _ = update(new, {"x": np.ones(4, np.float32) / 4})
+    assert jax.tree.map(float, merged(good).scale) == (128.0, 1.0, 1.0)
+    assert worst(merged(good).params, before.params) > 0
+
+
+def test_an_optimiser_that_mixes_stages_is_refused_in_one_line():
+    clip = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))
+    update, spread = staged_update("c", "Grouped", WIDE, clip, accumulation=2)
+    with pytest.raises(
+        OptionError, match=r"^optimizer: its step for one stage .* take one that goes leaf by leaf"
+    ):
+        update(spread(start(WIDE, clip)), draw_batch(), KEY)
+
+
+def test_keys_in_two_stages_and_a_last_stage_without_a_loss_are_refused():
+    whole, mesh = start(WIDE, PLAIN), device_mesh(1, 2)
+    with pytest.raises(HotloopError, match="stages: b belongs to several"):
+        spread_over_stages(whole, ["ab", "bcd"], WIDE, PLAIN, mesh)
+    with pytest.raises(HotloopError, match="stages: d/bias belongs to none"):
+        spread_over_stages(whole, ["ab", "c"], WIDE, PLAIN, mesh)
+    stages, weights = [multiply(0, last=False), multiply(1, last=False)], [{"w": jnp.float32(1)}] * 2
+    update, old = chain(stages, weights, scale=1.0)
+    with pytest.raises(HotloopError, match="last one must return the mean loss"):
+        update(old, {"x": np.ones(4, np.float32)})
+
+
+def test_an_evaluation_in_stages_gives_each_sample_its_own_values_in_order():
+    def values_of(layers):
+        def stage(params, kept, values, samples):
+            keys = jax.random.split(KEY, len(samples["x"]))
+            values, _ = run_layers(layers, params, {}, values, samples, keys)
+            if "d" not in layers:
+                return (
+                    {**values, "bias": values["h"][:, :1] + kept["a"]["mean"][0]} if "a" in layers else values
+                )
+            return {"right": values["h"].argmax(1) == samples["label"], "out": values["h"]}
+
+        return stage
+
+    batch = draw_batch()
+    for starts, replicas, count in (("bd", 1, 6), ("c", 2, 4)):
+        layers = cut(starts)
+        mesh = device_mesh(replicas, len(layers))
+        rows = spread_over_stages(start(WIDE, PLAIN), layers, WIDE, PLAIN, mesh)
+        stages = [values_of(each) for each in layers]
+        evaluate = jax.jit(partial(evaluate_in_stages, stages, mesh=mesh, micro_batches=count))
+        found = evaluate(rows.params, rows.kept, batch)
+        expected = []
+        for part in np.split(np.arange(48), count * replicas):
+            values, own = None, {name: leaf[part] for name, leaf in batch.items()}
+            for each, stage in zip(layers, stages, strict=True):
+                params = {name: draw_params()[name] for name in each}
+                values = stage(params, empty_statistics(), values, own)
+            expected.append(values)
+        out = np.concatenate([each["out"] for each in expected])
+        assert worst(found["out"], out) < 1e-6
+        right = np.concatenate([each["right"] for each in expected])
+        np.testing.assert_array_equal(found["right"], right)
+        assert found["right"].dtype == bool and 0 < right.mean() < 1
