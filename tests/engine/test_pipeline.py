@@ -119,7 +119,7 @@ def test_four_updates_of_one_call_end_at_the_weights_of_the_undivided_model(
     assert worst(start(WIDE, optimiser, scale).params, expected.params) > 1e-3
 
 
-@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@pytest.mark.parametrize("half", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_sixteen_bit_weights_and_slots_round_as_those_of_the_undivided_model(half):
     """Rounding is by chance and by leaf: other numbers of the leaves would show in half of all weights."""
     policy = parse("16.16", half)
@@ -221,8 +221,8 @@ def multiply(number, last):
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 300.0), (300.0, 1.0, 1.0)])
-def test_an_overflow_in_one_stage_alone_leaves_every_stage_as_it_was(weights):
-    """At scale 256 the gradient of one end's weight is 256 * 300, which float16 has not; the others' are finite."""
+def test_an_overflow_that_one_stage_does_not_see_leaves_all_as_they_were(weights):
+    """At scale 256 two weights have a gradient of 256 * 300, which float16 has not; that of the 300 is finite."""
     stages = [multiply(number, number == 2) for number in range(3)]
     policy = parse("16.16", "float16", stochastic_rounding=False)
     params = [{"w": jnp.float32(weight)} for weight in weights]

@@ -86,7 +86,7 @@ def stepped(update, trained):
     return update(trained, draw_batch(), KEY, rate=0.01)[0]
 
 
-@pytest.mark.parametrize("mode", ["32.32", "16.16"])
+@pytest.mark.parametrize("mode", ["32.32", pytest.param("16.16", marks=pytest.mark.slow)])
 def test_a_step_is_restored_by_any_other_cut_and_the_next_update_is_the_same(tmp_path, mode):
     policy = parse(mode, "bfloat16")
     whole = jax.jit(whole_update(policy, ADAM, accumulation=4))
