@@ -15,9 +15,12 @@ from hotloop.cli.parser import resolve, scan
 from hotloop.cli.plan import PlanConfig, make_plan
 from hotloop.data.catalogue import known_set
 from hotloop.engine.device import parse_size
+from hotloop.families.cnn.sweep_options import SweepConfig
+from hotloop.families.cnn.sweep_plan import find_space
 from hotloop.options import Params, build, expand_path, options_of
 from hotloop.options.document import parse_document
 from hotloop.options.files import parse_json
+from hotloop.sweeps.space import draw_values
 
 
 def words(text: str) -> list[str]:
@@ -59,6 +62,13 @@ def of_options() -> list[Reader]:
 
     def compat(text: str) -> None:
         resolved(translate(words(text)).command[1:])
+
+    def over(text: str) -> None:
+        config = SweepConfig(
+            over=tuple(part.strip() for part in text.split(",") if part.strip()), named="LARS_random"
+        )
+        for number in (1, 2):
+            draw_values(find_space(config, None), 3, number)
 
     def plan(folder: Path, data: bytes) -> object:
         (folder / "plan.yml").write_bytes(data)
@@ -104,6 +114,8 @@ def of_options() -> list[Reader]:
         b"poprun --num-replicas 16 python3 train.py --training False", b"A=1 python lstm.py --train --batch-size 8",
         b"python3 -m examples_utils benchmark --spec benchmarks.yml", b"python3 main.py -c default_config.json -v",
         b"autoencoder_main.py --batches-per-step 10 --compiler-report",
+        b"run_mlperf_sweep.py --config resnet50_mlperf_pod16_bs20 --num_epochs 38 --init_lr 2e-3 --abs_end_lr 1e-3 "
+        b"--warmup_epochs 2 --label_smoothing 0.1 --micro_batch_size 20 --grad_accum 3 --num_replicas 64",
     ]  # fmt: skip
     files = [
         b"dataset: cifar10\nmicro_batch_size: 8\nnum-epochs: 2\nlogs_per_epoch: 1/2\n",
@@ -114,6 +126,12 @@ def of_options() -> list[Reader]:
     args = {"micro_batch_size": 100, "network": {"z_dim": 10}, "n_replicas": 1, "training": training, "testing":
             {"n_iwae_samples_test": 2000, "mcmc": {"hmc_step_size_init": 0.05}}}  # fmt: skip
     vcd = [json.dumps({"model": [{"args": args}], "experiment": {"args": {"testing": True}}}).encode()]
+    tried = [
+        b"seed=1,2",
+        b"weight-decay=log:1e-4..1e-1",
+        b"norm-layer={name: group_norm, num_groups: 2}",
+        b"a.b=int:1..9",
+    ]
     return [
         Reader("option values", values, of_text(accept)),
         Reader("command lines", lines, of_text(lambda text: resolved(words(text) or ["plan"]))),
@@ -122,6 +140,7 @@ def of_options() -> list[Reader]:
         Reader("config files of cnn train", files, config("cnn", "train")),
         Reader("config files of vcd train", vcd, in_file("old_config.json", old)),
         Reader("plans", files, plan),
+        Reader("what a sweep tries", tried, of_text(over)),
         Reader("documents", yaml, of_text(document), (ValueError,)),
         Reader("JSON", [*yaml[1:], *vcd], lambda _, data: parse_json(data), (ValueError,)),
         Reader("paths", [b"~/a/b", b"/a/b.txt"], of_text(expand_path), (ValueError,)),

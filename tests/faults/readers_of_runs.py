@@ -16,6 +16,9 @@ from hotloop.engine import checkpoint_folder, measure
 from hotloop.engine.run import Run, current_records, read_config, read_events
 from hotloop.families.cnn import saved_network as cnn
 from hotloop.families.cnn.options import TrainConfig as CnnTrain
+from hotloop.families.cnn.sweep import check_rows, rank_rows
+from hotloop.families.cnn.sweep import read_figures as read_run_figures
+from hotloop.families.cnn.sweep_plan import SweepPlan
 from hotloop.families.cnn.train import seconds_of_processes
 from hotloop.families.estimator.cifar.program import seconds_to
 from hotloop.families.recommender import commands_config
@@ -25,6 +28,8 @@ from hotloop.families.recommender.trials import read_figures
 from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd.config import VcdTrain
 from hotloop.options import to_jsonable, values_of
+from hotloop.sweeps.journal import open_journal
+from hotloop.sweeps.space import Choices
 from hotloop.sweeps.trial import parse_answer
 
 
@@ -63,6 +68,19 @@ def of_runs() -> list[Reader]:
         checkpoint_folder.Manifest(3, {}, {"a": checkpoint_folder.StoredFile(1, "00000000")})
     )
 
+    plan = SweepPlan(
+        {"seed": Choices((1, 2))}, None, {}, {}, {}, "epoch_to_target", "grid", 3, 2, Path("sweep")
+    )
+    about_sweep = to_jsonable(plan.about)
+    row = {"trial": 1, "objective": 0.5, "status": "finished", "validation_accuracy": 0.5, "epoch_to_target": 1.0,
+           "optimization_metric": None, "epoch": 2.0, "seconds": 3.5}  # fmt: skip
+    lines: list[dict[str, object]] = [
+        {"event": "sweep", "about": about_sweep},
+        {"event": "begin", "trial": 1, "values": {"seed": 1}},
+        {"event": "end", "trial": 1, "row": row},
+    ]
+    journal = "".join(f"{json.dumps(line)}\n" for line in lines)
+
     def training(folder: Path, data: bytes) -> None:
         (folder / "ratings.npz").write_bytes(data)
         found = recommender.read_matrix(folder, ids, ids)
@@ -77,6 +95,14 @@ def of_runs() -> list[Reader]:
     def trial(file: Path) -> None:
         (file.parent / "config.json").write_text(json.dumps(config))
         read_figures(file.parent)
+
+    def cnn_trial(file: Path) -> None:
+        read_run_figures(file.parent)
+
+    def swept(file: Path) -> None:
+        with open_journal(file.parent, about_sweep, resume=True) as found:
+            check_rows(plan, found)
+            rank_rows(found.rows.values(), plan.maximise)
 
     def trial_config(file: Path) -> None:
         (file.parent / "events.jsonl").write_text(events)
@@ -122,6 +148,8 @@ def of_runs() -> list[Reader]:
     return [
         Reader("events", [events.encode()], in_file("events.jsonl", recorded)),
         Reader("events of a trial", [events.encode()], in_file("events.jsonl", trial)),
+        Reader("events of a cnn trial", [events.encode()], in_file("events.jsonl", cnn_trial)),
+        Reader("journal of a sweep", [journal.encode()], in_file("trials.jsonl", swept)),
         Reader("config of a trial", [options], in_file("config.json", trial_config)),
         Reader("a trial's answer", [b'warning\n{"loss": 1}\n'], of_text(parse_answer)),
         Reader("config of a run", [options], in_folder("config.json", cnn_config)),

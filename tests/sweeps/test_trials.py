@@ -101,6 +101,16 @@ def test_an_interrupted_sweep_leaves_no_child(tmp_path, number):
     assert not (tmp_path / "2").exists()  # the one that waited never began
 
 
+def test_a_sweep_that_is_killed_takes_its_children_along(tmp_path):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], process_group=0)
+    until(lambda: sum(path.read_text().endswith(" ") for path in tmp_path.iterdir()) == 2)
+    started = [pid for name in "01" for pid in pids(tmp_path / name)]
+    assert all(map(alive, started))
+    driver.kill()
+    driver.wait()
+    until(lambda: not any(map(alive, started)))
+
+
 def test_each_trial_sees_one_gpu_and_shares_its_memory_where_it_must():
     two = engines.DevicesFound("gpu", 2)
     assert engines.trial_environments(two, 2, {}) == [

@@ -1,6 +1,6 @@
 """Child processes that must not outlive this one: in groups of their own, stopped together.
 
-It knows nothing of trials: whoever starts several programs at once may use it.
+With a guard they do not even when this process is killed. Whoever starts several programs at once may use it.
 """
 
 import contextlib
@@ -12,14 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hotloop.engine.launched_process import OrphanGuard
+
 GRACE_SECONDS = 10.0  # in which a child that is told to stop may save
 
 
 class ChildProcesses:
     """Processes that are started one by one and stopped together."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, guard: OrphanGuard | None = None) -> None:
+        self._lock, self._guard = threading.Lock(), guard
         self._stopped = False
         self._running: set[subprocess.Popen[bytes]] = set()
 
@@ -35,11 +37,15 @@ class ChildProcesses:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, process_group=0
             )
             self._running.add(child)
+            if self._guard is not None:
+                self._guard.add(child.pid)
             return child
 
     def forget(self, child: subprocess.Popen[bytes]) -> None:
         with self._lock:
             self._running.discard(child)
+            if self._guard is not None:
+                self._guard.remove(child.pid)
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Ask every child to stop, then kill what is left of their groups; no child starts afterwards."""

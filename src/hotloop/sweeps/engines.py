@@ -9,12 +9,14 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
 from hotloop.engine.interrupt import before_leaving, raise_stops
+from hotloop.engine.launched_process import OrphanGuard
 from hotloop.sweeps.children import ChildProcesses
 from hotloop.sweeps.trial import Trial, TrialOutcome, run_trial
 
@@ -100,9 +102,12 @@ def run_trials(
     trials: Iterable[Trial], environments: Sequence[Mapping[str, str]], ended: Listener
 ) -> list[TrialOutcome]:
     """As many at a time as there are environments."""
-    children = ChildProcesses()
-    kill = partial(children.stop, grace=0)
-    with raise_stops(), before_leaving(kill), ThreadPoolExecutor(len(environments)) as pool:
+    with OrphanGuard() as guard, ExitStack() as open_things:
+        children = ChildProcesses(guard)
+        kill = partial(children.stop, grace=0)
+        open_things.enter_context(raise_stops())
+        open_things.enter_context(before_leaving(kill))
+        pool = open_things.enter_context(ThreadPoolExecutor(len(environments)))
 
         def submit(trial: Trial, slot: int) -> "Future[TrialOutcome]":
             return pool.submit(run_trial, trial, slot, environments[slot], children)

@@ -333,6 +333,30 @@ def test_a_trial_is_told_what_was_typed_and_what_it_tries(fake, capsys):
     )
 
 
+def test_bayes_chooses_by_the_journal_and_goes_on_from_it(fake, capsys):
+    pytest.importorskip("optuna")
+    words = [f"{MOMENTUM}0.5..1.0", "--method=bayes", "--run-name=guided"]
+    first, _ = swept(capsys, *words, "--trials=12")
+    whole, _ = swept(capsys, *words, "--trials=16", "--resume")
+    assert first["method"] == whole["method"] == "bayes"
+    once, _ = swept(capsys, *words[:-1], "--run-name=once", "--trials=16")
+    values = [{row["trial"]: row["values"] for row in result["trials"]} for result in (first, whole, once)]
+    assert values[1] == values[2] and all(values[1][number] == values[0][number] for number in range(1, 13))
+    assert len({each["optimizer_params.momentum"] for each in values[1].values()}) == 16
+
+
+def test_an_altered_journal_is_one_line(fake, capsys):
+    words = [f"{MOMENTUM}0.9,0.8", "--run-name=altered"]
+    swept(capsys, *words, "--trials=1")
+    journal = Path("results/altered", FILE)
+    journal.write_text(journal.read_text().replace('"status": "finished"', '"status": "perfect"'))
+    error, _ = swept(capsys, *words, "--resume", status=2)
+    assert "the row of trial 1 is no sweep's" in error["error"]
+    journal.write_text(journal.read_text().replace("optimizer_params.momentum", "momentum"))
+    error, _ = swept(capsys, *words, "--resume", status=2)
+    assert "another sweep" in error["error"] or "the file was altered" in error["error"]
+
+
 @pytest.mark.slow
 def test_real_trials_train_are_ranked_and_one_that_is_stopped_goes_on(tmp_path):
     command = [sys.executable, "-m", "hotloop", "cnn", "sweep", "--json", *TOY, "--seed=1", "--run-name=real"]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from hotloop import rehearsal
@@ -25,6 +26,7 @@ from hotloop.sweeps.places import open_engine
 from hotloop.sweeps.trial import Figures, Trial, TrialOutcome, watch_trials
 
 TRAIN = (sys.executable, "-m", "hotloop", "cnn", "train")
+STATUSES = ("finished", "diverged", "failed")
 Row = dict[str, Any]
 
 
@@ -65,6 +67,7 @@ def run(config: SweepConfig, plan: SweepPlan, context: Context) -> dict[str, Any
     engine = open_engine(config, context)  # what it cannot run on is said before a folder is made
     began = time.monotonic()
     with open_journal(plan.folder, plan.about, resume=config.resume) as journal:
+        check_rows(plan, journal)
         left = [number for number in range(1, plan.count + 1) if not _has_ended(journal, number, config)]
         if config.seed is None:
             context.say(f"seed: {plan.seed}")
@@ -92,6 +95,19 @@ def run(config: SweepConfig, plan: SweepPlan, context: Context) -> dict[str, Any
         first = min(rows, key=lambda row: int(row["trial"]))
         raise RunError(f"every trial failed, the first with {first['reason']} ({plan.folder})")
     return result
+
+
+def check_rows(plan: SweepPlan, journal: Journal) -> None:
+    """RunError where the journal holds what no sweep of this kind writes."""
+    number = (int, float, NoneType)
+    kinds = dict.fromkeys(("objective", *OBJECTIVES, "epoch", "seconds"), number)
+    for trial, row in journal.rows.items():
+        good = all(type(row.get(name)) in kind for name, kind in kinds.items())
+        if not good or row.get("trial") != trial or row.get("status") not in STATUSES:
+            raise RunError(f"{journal.path}: the row of trial {trial} is no sweep's: the file was altered")
+    for trial, values in journal.begun.items():
+        if values.keys() != plan.space.keys():
+            raise RunError(f"{journal.path}: trial {trial} tries something else: the file was altered")
 
 
 def _has_ended(journal: Journal, number: int, config: SweepConfig) -> bool:
@@ -170,8 +186,7 @@ def rank_rows(rows: Iterable[Row], maximise: bool) -> list[Row]:
     def place(row: Row) -> tuple[Any, ...]:
         value, accuracy = row["objective"], row["validation_accuracy"]
         rank = math.inf if value is None else -value if maximise else value
-        kinds = ("finished", "diverged", "failed")
-        return kinds.index(row["status"]), rank, -(accuracy or 0.0), row["trial"]
+        return STATUSES.index(row["status"]), rank, -(accuracy or 0.0), row["trial"]
 
     return sorted(rows, key=place)
 
