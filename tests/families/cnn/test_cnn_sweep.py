@@ -345,6 +345,21 @@ def test_bayes_chooses_by_the_journal_and_goes_on_from_it(fake, capsys):
     assert len({each["optimizer_params.momentum"] for each in values[1].values()}) == 16
 
 
+def test_a_trial_that_had_begun_keeps_its_values(fake, capsys):
+    words = [f"{MOMENTUM}0.9,0.8", "--run-name=begun"]
+    swept(capsys, *words)
+    journal = Path("results/begun", FILE)
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text(
+        "".join(lines[:-1]).replace(
+            '{"optimizer_params.momentum": 0.8}', '{"optimizer_params.momentum": 0.85}'
+        )
+    )
+    result, _ = swept(capsys, *words, "--resume")
+    tried = {row["trial"]: row["values"]["optimizer_params.momentum"] for row in result["trials"]}
+    assert tried == {1: 0.9, 2: 0.85}
+
+
 def test_an_altered_journal_is_one_line(fake, capsys):
     words = [f"{MOMENTUM}0.9,0.8", "--run-name=altered"]
     swept(capsys, *words, "--trials=1")
