@@ -273,7 +273,8 @@ class Evaluation:
             raise DataError("the data set is empty: there is nothing to evaluate")
         if batch_size < 1:
             raise DataError(f"batch size {batch_size}: must be at least 1")
-        self.batch_size = feeds.fill_up(sharding, min(batch_size, self.samples))
+        # Several devices get the batch that was asked for, which they may have to divide further.
+        self.batch_size = feeds.fill_up(sharding, batch_size) if sharding else min(batch_size, self.samples)
         self.lower_seconds = self.compile_seconds = 0.0
         self.compiled: Any = None
         self._fn, self._gather, self._sharding = fn, gather, sharding

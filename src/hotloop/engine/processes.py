@@ -328,15 +328,25 @@ def on_this_host() -> list[int]:
     return [number for number, host in enumerate(hosts) if host == hosts[index()]]
 
 
-def once_a_host(work: Callable[[], Thing]) -> Thing:
+def once_a_host(
+    work: Callable[[], Thing],
+    tell: Callable[[Thing], Any] = lambda thing: None,
+    take: Callable[[Any], Thing | None] = lambda word: None,
+) -> Thing:
     """What `work` gives: first in one process of each machine, then, when all of those are done, in the others, which
-    find what it has fetched or written."""
+    find what it has fetched or written.
+
+    `tell` makes a word of what the first has (anything that JSON holds), and `take` what the others have of that; where
+    it is None they work themselves.
+    """
     if _group is None:
         return work()
-    first = on_this_host()[0] == index()
-    done = [work()] if first else []
-    barrier("prepared")
-    return done[0] if first else work()
+    first = on_this_host()[0]
+    thing = work() if index() == first else None
+    word = gathered(None if thing is None else tell(thing))[first]
+    if thing is None:
+        thing = take(word)
+    return work() if thing is None else thing
 
 
 def fetch(tree: Any) -> Any:

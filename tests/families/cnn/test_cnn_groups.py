@@ -2,17 +2,17 @@
 
 import copy
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 
 import jax
 import numpy as np
 import pytest
+from cnn_in_processes import TwoNorms
 from cnn_words import job_of
 
 from hotloop.engine.keys import seed_key
 from hotloop.engine.plan import Batch
 from hotloop.families.cnn import model
-from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder
 from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import synthetic_images
 
@@ -23,20 +23,6 @@ WORDS = (
     *("--micro-batch-size", "2", "--num-replicas", "4", "--strict-devices", "False"),
 )
 PARTS = "--gradient-accumulation 3"
-
-
-class TwoNorms(Network):
-    """A convolution between two norms, so that what the second one hands back is seen by the first."""
-
-    epsilon = 1e-5
-
-    @cached_property
-    def nodes(self):
-        builder = NetworkBuilder(self.shape, self.norm, self.epsilon)
-        x = builder.relu("relu", builder.norm("bn_0", INPUT))
-        x = builder.norm("bn_1", builder.conv("conv", x, 4, 3))
-        builder.logits("dense", builder.flatten("flatten", x), self.classes)
-        return tuple(builder.nodes)
 
 
 def job_on(devices, words=""):

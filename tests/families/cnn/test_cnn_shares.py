@@ -1,5 +1,6 @@
 """What each of several processes reads of a batch: the rows that its devices hold, every image once in all."""
 
+import platform
 from types import SimpleNamespace
 
 import jax
@@ -7,12 +8,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from hotloop.data.dataset import Dataset, LabelledImages, read_dataset, write_dataset
 from hotloop.engine import processes
 from hotloop.engine.batch_sources import IterableBatches, ShuffledBatches, Streamed
 from hotloop.engine.device import device_mesh
 from hotloop.engine.feed import Order, fill_up
 from hotloop.engine.precision import SPLIT
-from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches
+from hotloop.families.cnn import sources
+from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, load_once
 
 
 class Recorder:
@@ -101,3 +104,65 @@ def test_alone_a_process_reads_every_row():
     with Streamed(np.arange(24), 6, sharding=shares(3, 6)[0]) as feed:
         batch = feed.batch(feed.arguments(0, 1), np.uint32(0))
     assert batch.shape == (6,) and len(set(np.asarray(batch).tolist())) == 6
+
+
+class TwoOnOneHost:
+    """Processes 0 and 1 of a machine, one after the other: what each says is gathered when both have said it."""
+
+    def __init__(self, monkeypatch, hosts):
+        self.said, self.hosts, self.index = [], hosts, 0
+        monkeypatch.setattr(processes, "_group", self)
+        monkeypatch.setattr(processes, "count", lambda: 2)
+        monkeypatch.setattr(processes, "index", lambda: self.index)
+        monkeypatch.setattr(processes, "gathered", self.gathered)
+        monkeypatch.setattr(processes, "barrier", lambda name: None)
+
+    def gathered(self, value):
+        if isinstance(value, str) and value == platform.node():
+            return self.hosts
+        self.said.append(value)
+        return [*self.said, None][:2]
+
+
+def test_a_stand_in_is_drawn_by_one_process_of_a_machine_and_goes_to_the_others(monkeypatch):
+    drawn = []
+
+    def draw():
+        drawn.append(1)
+        pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4, 1)
+        split = LabelledImages(pixels, np.array([3, 4], np.int32))
+        about = {"name": "mnist", "source": "drawn", "stand_in": True, "notice": "STAND-IN", "classes": 5}
+        return Dataset(**about, train=split, test=split)
+
+    group = TwoOnOneHost(monkeypatch, [platform.node()] * 2)
+    kept = {}
+    monkeypatch.setattr(sources, "read_dataset", lambda path: kept[path])
+    monkeypatch.setattr(sources, "write_dataset", lambda data, path: kept.update({path: data}))
+    first = load_once(draw)
+    group.index = 1
+    second = load_once(draw)
+    assert second is first and drawn == [1]
+    group.hosts, group.said[:] = ["a", "b"], []  # on two machines each draws its own
+    group.index = 0
+    load_once(draw)
+    group.index = 1
+    load_once(draw)
+    assert drawn == [1, 1, 1]
+
+
+def test_a_set_is_the_same_after_a_file(tmp_path):
+    draws = np.random.default_rng(0)
+    train, test = (
+        LabelledImages(draws.integers(0, 256, (n, 4, 4, 3)).astype(np.uint8), np.arange(n, dtype=np.int32))
+        for n in (5, 3)
+    )
+    one = Dataset(name="cifar10", source="a", stand_in=True, notice="b", classes=7, train=train, test=test)
+    write_dataset(one, tmp_path / "one.npz")
+    other = read_dataset(tmp_path / "one.npz")
+    for name in ("name", "source", "stand_in", "notice", "classes"):
+        assert getattr(other, name) == getattr(one, name)
+    for part in ("train", "test"):
+        for name in ("images", "labels"):
+            ours, wanted = (getattr(getattr(each, part), name) for each in (other, one))
+            assert ours.dtype == wanted.dtype
+            np.testing.assert_array_equal(ours, wanted)

@@ -38,7 +38,13 @@ from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, V
 from hotloop.families.cnn.images import CIFAR, augment, crop_and_flip, draw_crops_on_host, preprocess
 from hotloop.families.cnn.options import DATASET_SIZES
 from hotloop.families.cnn.photographs import HostBatch, PhotoReader, Workers
-from hotloop.families.cnn.sources import PhotoBatches, count_workers, evaluation_batches, open_store
+from hotloop.families.cnn.sources import (
+    PhotoBatches,
+    count_workers,
+    evaluation_batches,
+    load_once,
+    open_store,
+)
 from hotloop.rehearsal import begin_work
 
 IMAGENET = DATASET_SIZES["imagenet"]._asdict()
@@ -196,7 +202,7 @@ def _open_pipeline(config: BenchmarkConfig, console: Console, stack: ExitStack) 
         return _batchwise(config, same), "synthetic on the host"
     if config.dataset == "imagenet":
         return _photographs(config, console, stack)
-    dataset = processes.once_a_host(partial(load, config.dataset, config.dataset_path, say=console.say))
+    dataset = load_once(partial(load, config.dataset, config.dataset_path, say=console.say))
     split = dataset.train if config.split == "train" else dataset.test
     if len(split) < size * processes.count():
         raise DataError(

@@ -118,6 +118,9 @@ def resolve(
     devices_each, shares = (1, 2 * config.stages) if piped else (config.devices_per_replica, 1)
     replicas = config.validation_num_replicas or config.num_replicas * devices_each
     at_once = replicas * shares * (config.validation_micro_batch_size or config.micro_batch_size)
+    if piped and splits:  # each replica's share is as many micro-batches again
+        unit = batch.replicas * shares
+        at_once = -(-at_once // unit) * unit
     validation = EvaluationBatches(size.validation, at_once) if config.validation else None
     devices_used = batch.replicas * (len(splits) + 1)
     validation_devices, warnings = _place_validation(config, devices, devices_used, processes.count())
@@ -132,7 +135,7 @@ def resolve(
         )
     if "pipeline_schedule" in explicit and not config.pipeline_splits:
         warnings.append("--pipeline-schedule: there are no --pipeline-splits, so it changes nothing")
-    if config.ckpt_all_instances:
+    if config.ckpt_all_instances and processes.count() == 1:
         warnings.append("--ckpt-all-instances: this is the only process, so it is off")
     named = explicit | configured | config.without_effect.keys()
     if ignored := [each.spelling for each in WITHOUT_EFFECT if each.name in named]:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
-from hotloop.data.dataset import Dataset
+from hotloop.data.dataset import Dataset, read_dataset, write_dataset
 from hotloop.data.image_stores import (
     ImageFolder,
     ImageStore,
@@ -69,8 +70,7 @@ def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[Im
         yield synthetic_images(DATASET_SIZES[config.dataset], seed, on_device=on_device)
     elif config.dataset != "imagenet":
         with console.progress("loading images"):
-            load_set = partial(load, config.dataset, folder_of(config), console.say, console.progress)
-            data = processes.once_a_host(load_set)
+            data = load_once(partial(load, config.dataset, folder_of(config), console.say, console.progress))
         yield resident_images(data)
     elif folder_of(config) is None and not (is_record_folder(Path()) or is_image_folder(Path())):
         why = "there is no ImageNet here (name its folder by --dataset-path): "
@@ -78,6 +78,22 @@ def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[Im
     else:
         with stream_photographs(config, console, seed) as source:
             yield source
+
+
+def load_once(loading: Callable[[], Dataset]) -> Dataset:
+    """A set, fetched by one process of each machine; a stand-in that this one draws goes to the others by a file."""
+    with TemporaryDirectory(prefix="hotloop-") as folder:
+
+        def tell(data: Dataset) -> str | None:
+            if not data.stand_in or processes.count() == 1:
+                return None
+            path = Path(folder) / "stand-in.npz"
+            write_dataset(data, path)
+            return str(path)
+
+        data = processes.once_a_host(loading, tell, lambda path: read_dataset(Path(path)) if path else None)
+        processes.barrier("read")  # before the folder goes
+    return data
 
 
 def folder_of(config: TrainConfig) -> Path | None:

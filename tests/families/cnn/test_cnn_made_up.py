@@ -1,0 +1,43 @@
+"""Made-up images are the same for every split of the same global batch: replicas, accumulation, stages."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from cnn_in_processes import TwoNorms
+from cnn_words import job_of
+
+from hotloop.engine.keys import seed_key
+from hotloop.engine.loop import Program, copy_state
+from hotloop.families.cnn import model
+from hotloop.families.cnn.options import DatasetSize
+from hotloop.families.cnn.sources import synthetic_images
+
+SIZE, KEY = DatasetSize(200, 8, (4, 4, 3), 5), seed_key(3)
+RATE = ("--lr-schedule", "stepped", "--lr-schedule-params", "{boundaries: [], values: [0.05]}")
+
+
+def losses(replicas, parts, on_device, splits=(), seed=3):
+    """Of two updates."""
+    if replicas * (len(splits) + 1) > jax.device_count():
+        pytest.skip(f"{replicas * (len(splits) + 1)} devices")
+    words = (
+        f"--precision 32.32 --micro-batch-size 2 --num-replicas {replicas} --gradient-accumulation {parts}"
+    )
+    job = job_of(*words.split(), *RATE, devices=replicas)
+    network = TwoNorms("two", SIZE.shape, SIZE.classes, job.network.norm)
+    job = replace(job, size=SIZE, network=network, repeated=on_device, splits=splits)
+    state = model.spread(job, copy_state(jax.device_get(model.init(job, KEY))))
+    feed = synthetic_images(SIZE, seed=seed, on_device=on_device).feed(job)
+    _, metrics = Program(model.update(job), feed, 2, KEY)(state, 0, 2)
+    return metrics["loss"]
+
+
+@pytest.mark.parametrize("on_device", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_replicas_parts_and_stages_train_on_the_same_made_up_micro_batches(on_device):
+    whole = losses(1, 4, on_device)
+    assert np.isfinite(whole).all() and (whole > 0).all()
+    for replicas, parts, splits in ((4, 1, ()), (2, 2, ("conv",))):
+        np.testing.assert_allclose(losses(replicas, parts, on_device, splits), whole, rtol=1e-6)
+    assert np.abs(losses(1, 4, on_device, seed=4) - whole).max() > 1e-3

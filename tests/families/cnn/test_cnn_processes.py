@@ -1,0 +1,97 @@
+"""Two processes with two devices each compute what one device computes: figures, photographs, groups of replicas."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cnn_in_processes import BATCHES, everything
+
+from pictures import image_folder
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+LIMIT = 120.0
+"""Seconds after which a process counts as hanging."""
+
+
+def run_together(count, *words):
+    """What process 0 printed; the program runs in so many processes, each of which must end well."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        place = f"localhost:{probe.getsockname()[1]}"
+    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    common = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS, "PYTHONPATH": path}
+    common |= {"HOTLOOP_COORDINATOR": place, "HOTLOOP_PROCESSES": str(count)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "cnn_in_processes.py"), *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=common | {"HOTLOOP_PROCESS": str(number)},
+        )
+        for number in range(count)
+    ]
+    try:
+        said = [child.communicate(timeout=LIMIT) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    assert [child.returncode for child in children] == [0] * count, said
+    return json.loads(said[0][0].splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """What one device finds, and two processes with two devices each."""
+    pytest.importorskip("PIL")
+    parts = {"train": {"a": 4, "b": 3}, "validation": {"a": 3, "b": 2}}
+    folder = image_folder(tmp_path_factory.mktemp("photographs"), parts)
+    alone, together = everything(folder, 1), run_together(2, folder)
+    assert (alone["processes"], together["processes"]) == (1, 2)
+    return alone, together
+
+
+def test_validation_over_processes_counts_every_image_once(both):
+    alone, together = both
+    assert together["counts"] == alone["counts"]
+    *whole, few = together["counts"]
+    assert [each["samples"] for each in whole] == [50_000] * len(BATCHES) and few["samples"] == 3
+    assert all(each["right"] > 1000 and each["label"] > 1000 for each in whole) and few["label"] > 0
+
+
+def test_each_photograph_is_decoded_by_one_process_and_all_see_the_same_batch(both):
+    alone, together = (each["photographs"] for each in both)
+    for name in ("second", "samples", "labels"):
+        assert together[name] == alone[name]
+    assert together["samples"] == 5 and len(together["labels"]) == 4
+    assert together["pixels"] == alone["pixels"] > 0  # bytes: not a bit differs
+    assert together["bright"] == pytest.approx(alone["bright"], rel=1e-6) and alone["bright"] > 0
+    (whole,), shares = alone["decoded"], together["decoded"]
+    assert sorted(map(tuple, whole)) == sorted(tuple(each) for share in shares for each in share)
+    assert len(whole) == 9 and {len([each for each in share if each[0] == "train"]) for share in shares} == {
+        2
+    }
+
+
+def test_statistics_shared_over_processes_are_those_of_one_larger_micro_batch(both):
+    alone, together = (each["groups"] for each in both)
+    assert (alone["group"], together["group"]) == (1, 4)
+    np.testing.assert_allclose(together["losses"], alone["losses"], rtol=1e-6)
+    for ours, wanted in zip(together["numbers"], alone["numbers"], strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-6, atol=1e-6)
+        assert np.isfinite(ours).all() and np.any(ours)
+
+
+def test_the_metrics_toy_is_three_and_a_half_over_processes(both):
+    assert both[1]["toy"] == both[0]["toy"] == [[3.5] * 3] * 2
+
+
+def test_memory_is_that_of_both_processes(both):
+    assert both[1]["memory"] > 2**27
