@@ -132,3 +132,9 @@ def test_all_runs_every_kernel_with_its_defaults_and_prints_one_table(capsys, mo
 def test_every_command_has_help_with_its_defaults(capsys, name):
     assert main(["kernel", name, "--help"]) == 0
     assert "(default: " in capsys.readouterr().out
+
+
+def test_several_processes_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(kernel.processes, "count", lambda: 2)
+    assert main(["kernel", "dense"]) == 2
+    assert "kernel: times the devices of one process" in capsys.readouterr().err

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotloop.cli.command import Command, Context, Result
+from hotloop.engine import processes
+from hotloop.errors import OptionError
 from hotloop.families.kernels import config as configs
 from hotloop.options import build
 
@@ -15,6 +17,10 @@ def run_kernel(config: configs.LayerOptions | configs.Hmc, context: Context) -> 
     device = context.open_device()
     from hotloop.families.kernels import bench, hmc
 
+    if processes.count() > 1:
+        raise OptionError(
+            "kernel: times the devices of one process, and here are several; start it by itself"
+        )
     if isinstance(config, configs.Hmc):
         return hmc.run(config, device, context)
     return bench.run(config, device, context)

@@ -46,6 +46,7 @@ def trained(way, replicas, ratings=RATINGS, change=lambda state: state, **option
     """Metrics of each update, and the state after the last."""
     job = Small(replace(CONFIG, **WAYS[way], **options), ITEMS, replicas=replicas, widths=(5, 4))
     feed = batches.make_feed(ratings, BATCH, 0, job.policy.compute, sparse=way == "sparse", mesh=job.mesh)
+    assert feed.batch_size == BATCH  # which speeds are made of: the users of all replicas
     program = Program(model.update(job), feed, UPDATES, seed_key(1))
     state, metrics = program(fresh(replace(job, replicas=1), job.mesh) | change({}), 0, UPDATES)
     return jax.tree.map(np.asarray, (dict(metrics), state))
@@ -220,6 +221,21 @@ def test_a_run_of_more_replicas_than_there_are_devices_is_evaluated_on_these(run
     assert seen == [None]
     with pytest.raises(DeviceError, match="replicas=16: only 4 cpu devices here"):
         evaluate.run(EvaluateOptions(run=run, replicas=16), runs.Listener())
+
+
+def test_the_plan_has_the_batch_of_all_and_the_memory_of_one(tmp_path):
+    """Dense batches are a share of those of one device; weights and ratings are whole on each."""
+    said = []
+    for replicas in (1, 4):
+        options = TrainOptions(data="procedural", batch_size=256, replicas=replicas, results_dir=tmp_path)
+        setup = train.prepare(options, runs.Listener())
+        assert setup.plan.batch.global_ == 256 and setup.plan.batch.replicas == replicas
+        said.append(train.describe(setup).splitlines()[-1])
+    assert said[0].startswith("memory on the device: about ")
+    assert said[1].startswith("memory on each device: about ")
+    one, several = (int(text.split("about ")[1].split()[0]) for text in said)
+    dense = 6 * 4 * 256 * setup.job.items / 2**20
+    assert one - several == pytest.approx(dense * 3 / 4, abs=1.1)
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path):

@@ -370,18 +370,20 @@ def test_weights_come_back_with_the_same_bits_and_without_pickle(kind, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("platform", "devices", "visible", "expected"),
+    ("platform", "devices", "used", "visible", "expected"),
     [
-        ("cpu", 4, None, {}),
-        ("gpu", 1, None, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
-        ("gpu", 1, "3", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "3"}),
-        ("gpu", 2, None, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "1"}),
-        ("gpu", 2, "5, 7", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "7"}),
+        ("cpu", 4, 1, None, {}),
+        ("gpu", 1, 1, None, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+        ("gpu", 1, 1, "3", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "3"}),
+        ("gpu", 2, 1, None, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "1"}),
+        ("gpu", 2, 1, "5, 7", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "7"}),
+        ("gpu", 4, 2, None, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "2"}),
+        ("gpu", 2, 2, None, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "CUDA_VISIBLE_DEVICES": "1"}),
     ],
 )
-def test_the_second_gpu_is_taken_where_there_are_two(platform, devices, visible, expected):
+def test_a_gpu_that_no_replica_uses_is_taken_where_there_is_one(platform, devices, used, visible, expected):
     given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert validation.process_environment(platform, devices, {"HOME": "/", **given}) == {
+    assert validation.process_environment(platform, devices, {"HOME": "/", **given}, used) == {
         "HOME": "/",
         **given,
         **expected,

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hotloop.engine import processes
 from hotloop.engine.device import device_mesh, pick_device
 from hotloop.engine.keys import stream
 from hotloop.engine.loop import CallMetrics, Program, copy_state
@@ -154,8 +153,7 @@ def _announce(job: Job, device: jax.Device, console: Console) -> None:
 
 def make_job(config: LayerOptions, device: jax.Device) -> Job:
     """The options with the devices and the number type that they come to, or an error before anything is compiled."""
-    several = config.replicas > 1 or processes.count() > 1
-    replicas = device_mesh(config.replicas, platform=device.platform) if several else None
+    replicas = device_mesh(config.replicas, platform=device.platform) if config.replicas > 1 else None
     dtype = AUTO_DTYPE.get(device.platform, "float32") if config.dtype == "auto" else config.dtype
     if config.enable_half_partials and dtype == "float32":
         raise OptionError("--enable-half-partials: needs 16-bit numbers; use --dtype float16 or bfloat16")
@@ -217,7 +215,7 @@ class CheckResult:
 
 def check_inference(job: Job, state: State, feed: PoolOnDevice) -> CheckResult:
     """The timed program's own last output against the reference's, on rows spread over the batch."""
-    kernel, y = job.kernel, processes.fetch(state["y"])
+    kernel, y = job.kernel, np.asarray(state["y"])
     x = feed.at(int(state["count"]) - 1)["x"]
     total = x.shape[kernel.row_axes["x"]]
     a_row = kernel.cost(1).flops * job.config.replicas / total
