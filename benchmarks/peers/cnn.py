@@ -37,7 +37,7 @@ from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
-from hotloop.families.cnn.train import FORWARD_AND_BACKWARD, peak_memory
+from hotloop.families.cnn.speed import FORWARD_AND_BACKWARD, peak_memory
 
 CASES = {
     "cpu": (
@@ -79,7 +79,7 @@ def ours(case: Case, state: model.State) -> Side:
         + need.temp_size_in_bytes
     )
     device = jax.devices()[0]
-    peak = None if device.platform == "cpu" else peak_memory(device)
+    peak = None if device.platform == "cpu" else peak_memory()
     return Side(run, case.per_call, program.lower_seconds + program.compile_seconds, bytes_needed, peak)
 
 

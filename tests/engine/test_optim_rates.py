@@ -318,3 +318,13 @@ def test_static_and_automatic_loss_scaling_exclude_each_other_and_nothing_else_d
     check_loss_scaling(0.0, automatic=True)
     with pytest.raises(OptionError, match=r"automatic=True and static=128: .*static=0"):
         check_loss_scaling(128.0, automatic=True)
+
+
+def test_a_stepped_rate_without_steps_is_one_value_and_keeps_no_empty_array():
+    rate = learning_rate(
+        "stepped", {"boundaries": [], "values": [0.3]}, global_batch_size=64, updates_per_epoch=100
+    )
+    updates = jnp.arange(3, dtype=jnp.uint32)
+    np.testing.assert_array_equal(rate(updates), np.full(3, 0.3, np.float32))
+    # An empty constant inside shard_map ends the compiler of jaxlib 0.11.
+    assert all(np.size(each) for each in jax.make_jaxpr(rate)(updates).consts)

@@ -143,7 +143,9 @@ def test_a_folder_that_is_not_shared_is_refused_unless_each_saves_in_its_own(tmp
     with together.start(*words, devices=1, folders=folders) as started:
         ended = started.finish()
     assert [each.status for each in ended] == [2, 2]
-    assert "run is not shared: process 1 on" in ended[0].errors and "--ckpt-all-instances" in ended[0].errors
+    assert (
+        "run is not shared: process 1 on" in ended[0].errors and "ckpt_all_instances=True" in ended[0].errors
+    )
     assert not (folders[0] / "run" / "checkpoints").exists()
     with together.start("--run", "own", *words[2:], "--each-saves", devices=1, folders=folders) as started:
         ended = started.finish()

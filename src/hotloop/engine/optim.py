@@ -291,6 +291,10 @@ def _make_schedule(
             values = np.asarray(params["values"], np.float32)
             boundaries = np.asarray([int(epoch * per_epoch) for epoch in params["boundaries"]], np.uint64)
             boundaries = np.minimum(boundaries, MOST_UPDATES).astype(np.uint32)
+            if (
+                not boundaries.size
+            ):  # an empty constant inside shard_map ends the compiler of jaxlib 0.11 on a CPU
+                return lambda t: jnp.full(t.shape, values[0])
             return lambda t: jnp.asarray(values)[(t[..., None] > boundaries).sum(-1)]
         case "polynomial":  # (L - E) ((T - t) / T)^power + E; its T alone is not truncated to whole updates
             end = peak * float(params["end_learning_rate_ratio"])

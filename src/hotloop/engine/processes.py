@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from hotloop.engine import interrupt, process_log, rendezvous
 from hotloop.engine.interrupt import print_to_stderr
 from hotloop.errors import HotloopError
+from hotloop.options.files import parse_json
 
 if TYPE_CHECKING:
     import jax
@@ -88,7 +89,7 @@ class _Group:
         self.spoken += 1
         key = f"hotloop/said/{self.spoken}"
         if self.index:
-            return json.loads(self.read(key))
+            return parse_json(self.read(key))
         text = json.dumps(value)
         if self.failure is not None:
             raise self.failure
@@ -96,14 +97,14 @@ class _Group:
         if self.spoken > KEPT:
             with suppress(RuntimeError):
                 self.client.key_value_delete(f"hotloop/said/{self.spoken - KEPT}")
-        return json.loads(text)
+        return parse_json(text)
 
     def gathered(self, value: Any) -> list[Any]:
         place = f"hotloop/heard/{self.spoken + 1}"
         if self.index:
             self.write(f"{place}/{self.index}", json.dumps(value))
             return list(self.agreed(None))
-        others = [json.loads(self.read(f"{place}/{number}")) for number in range(1, self.count)]
+        others = [parse_json(self.read(f"{place}/{number}")) for number in range(1, self.count)]
         with suppress(RuntimeError):
             self.client.key_value_delete(f"{place}/")
         return list(self.agreed([value, *others]))
@@ -119,7 +120,7 @@ class _Group:
             if _STOP in words:
                 interrupt.pass_on(int(words[_STOP]))
             if _FAILED in words and self.failure is None:
-                said = json.loads(words[_FAILED])
+                said = parse_json(words[_FAILED])
                 if said["process"] == self.index:
                     return
                 self.failure = PeerFailed(**said)

@@ -6,6 +6,7 @@ does not come, a port that is taken and an address that nobody answers at end in
 
 import os
 import re
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -120,6 +121,8 @@ def meet(place: Place) -> Any:
         print_to_stderr(f"hotloop: error: {here}: {missing} within {seconds} s; see what became of them")
         os._exit(2)
 
+    if place.index == 0 and place.coordinator:
+        _check_port(place.coordinator, here)
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     timer.start()
@@ -136,12 +139,21 @@ def meet(place: Place) -> Any:
         )
     except (RuntimeError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0][:200]
-        if "start RPC server" in reason:
-            reason = f"its port{where} is in use; choose another one"
         raise DeviceError(f"{here} cannot begin: {reason}") from None
     finally:
         timer.cancel()
     return distributed.global_state
+
+
+def _check_port(coordinator: str, here: str) -> None:
+    """DeviceError where process 0's port is taken: jax 0.11 ends by a segmentation fault there."""
+    with socket.socket() as mine:
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            mine.bind(("", int(coordinator.rpartition(":")[2])))
+        except (OSError, OverflowError):
+            reason = f"its port at {coordinator} is in use; choose another one"
+            raise DeviceError(f"{here} cannot begin: {reason}") from None
 
 
 def _seconds(name: str, default: int) -> int:

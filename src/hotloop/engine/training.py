@@ -205,7 +205,7 @@ def _check_shared(folder: Path) -> None:
     if blind:
         raise RunError(
             f"{folder} is not shared: process {', '.join(blind)} does not see what process 0 writes there; "
-            "choose a folder that all machines have, or let each save in its own (--ckpt-all-instances)"
+            "choose a folder that all machines have, or let each save in its own: ckpt_all_instances=True"
         )
 
 
