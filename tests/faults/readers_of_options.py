@@ -130,7 +130,7 @@ def of_options() -> list[Reader]:
         b"seed=1,2",
         b"weight-decay=log:1e-4..1e-1",
         b"norm-layer={name: group_norm, num_groups: 2}",
-        b"a.b=int:1..9",
+        b"lr-schedule-params.power=int:1..9",
     ]
     return [
         Reader("option values", values, of_text(accept)),

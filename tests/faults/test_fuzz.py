@@ -30,7 +30,8 @@ UNREAD = {"option values", "config of a vcd run", "config of a recommender run"}
 PLACES = {
     r"\bjson\.loads?\(": {
         "options/files",
-        "families/recommender/validation",  # between processes of our own
+        "engine/processes",  # both between processes of our own
+        "families/recommender/validation",
     },
     r"\byaml\.(compose|parse|scan|load|safe_load)": {"options/document"},
     r"\b(Image|module)\.open\(": {"data/jpeg"},
