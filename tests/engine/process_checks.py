@@ -4,6 +4,8 @@ Not a test: it computes, and the tests know what must come out.
 """
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hotloop import Resident, Streamed
 from hotloop.engine import precision, processes
 from hotloop.engine.batch_sources import InputEnded, IterableBatches
+from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.device import REPLICA, device_mesh, setup
+from hotloop.engine.stage_rows import divide, whole
 from hotloop.errors import HotloopError
 
 
@@ -128,9 +132,39 @@ def end_of_input(mesh: Any) -> Any:
     return None
 
 
+def stages(folder: Path) -> Any:
+    """A tree written in four stages over both processes, in two beside two replicas, and whole; each read as each."""
+    tree = weight_toys.stage_tree()
+    meshes = [device_mesh(1, 4), device_mesh(2, 2), device_mesh(4)]
+    everywhere = NamedSharding(meshes[2], PartitionSpec())
+
+    def as_on(mesh: Any) -> Any:
+        if mesh.shape["stage"] == 1:
+            return {"params": processes.place(tree, everywhere), "update": 3}
+        each = len(tree) // mesh.shape["stage"]
+        names = [*tree]
+        parts = [
+            {name: tree[name] for name in names[first : first + each]} for first in range(0, len(names), each)
+        ]
+        return {"params": divide(parts, tree, mesh), "update": 3}
+
+    same = []
+    for number, mesh in enumerate(meshes):
+        with Checkpoints(folder / str(number)) as checkpoints:
+            checkpoints.save(7, as_on(mesh), position={"n": number})
+            for other in meshes:
+                blank = jax.tree.map(lambda leaf: leaf * 0, as_on(other))
+                restored = checkpoints.restore(blank).state
+                got = restored["params"] if other.shape["stage"] == 1 else whole(restored["params"])
+                leaves = zip(jax.tree.leaves(processes.fetch(got)), jax.tree.leaves(tree), strict=True)
+                same.append(all((one == right).all() and one.dtype == right.dtype for one, right in leaves))
+    return processes.gathered([len(same), all(same)])
+
+
 if __name__ == "__main__":
     setup("cpu")
     mesh = device_mesh(2 * processes.count())
     found = {"words": words(), "disagreement": disagreement()}
     found |= {check.__name__: check(mesh) for check in (sums, keys, toys, rows, end_of_input)}
+    found["stages"] = stages(Path(sys.argv[1]))
     print(json.dumps(found))

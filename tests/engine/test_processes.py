@@ -68,8 +68,14 @@ def test_one_label_or_weight_that_differs_is_seen(change, two_by_two, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def checks() -> dict[str, Any]:
-    return together.check()
+def saved(tmp_path_factory) -> Path:
+    """Where the processes of `checks` save."""
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def checks(saved) -> dict[str, Any]:
+    return together.check(saved)
 
 
 def test_the_first_process_has_the_word_for_text_and_numbers_of_any_size(checks):
@@ -105,6 +111,16 @@ def test_each_sample_is_read_by_one_process_once_a_pass(checks):
 
 def test_an_input_that_ends_in_one_process_ends_for_all(checks):
     assert checks["end_of_input"] == [1, 1]
+
+
+def test_a_step_has_the_same_leaves_whichever_stages_and_processes_wrote_it(checks, saved):
+    assert checks["stages"] == [[9, True], [9, True]]
+    tree = weight_toys.stage_tree()
+    like = {"params": jax.tree.map(np.zeros_like, tree), "update": 0}
+    for number in range(3):
+        restored = Checkpoints(saved / str(number)).restore(like)
+        assert restored.state["update"] == 3 and restored.position == {"n": number}
+        jax.tree.map(np.testing.assert_array_equal, restored.state["params"], tree)
 
 
 def test_a_stop_of_one_process_stops_all_after_the_same_update_saved_once(tmp_path, signals_heard):

@@ -124,9 +124,9 @@ def launch(*options: str, processes: int = 2, devices: int = 2) -> None:
     run_processes(asked, print)
 
 
-def check() -> dict[str, Any]:
-    """What `process_checks` finds in two processes of two devices."""
-    with start(program=PROGRAM.with_name("process_checks.py")) as started:
+def check(folder: Path) -> dict[str, Any]:
+    """What `process_checks` finds in two processes of two devices; it saves in the folder."""
+    with start(str(folder), program=PROGRAM.with_name("process_checks.py")) as started:
         ended = started.finish()
     assert [each.status for each in ended] == [0, 0], ended
     found: dict[str, Any] = json.loads(ended[0].out.splitlines()[-1])

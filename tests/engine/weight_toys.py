@@ -36,3 +36,15 @@ TOYS = {
     "3.0": Toy((1.0,) * 12, slope=2, start=1, rate=1, share=1, result=3.0),
     "0.3111111": Toy((1.0, 2.0, 3.0) * 4, slope=1, start=0, rate=1 / 15, share=0.5, result=14 / 45),
 }
+
+
+def stage_tree() -> dict[str, dict[str, "np.ndarray[Any, Any]"]]:
+    """Four layers of several types and sizes, no number of which is another's."""
+    return {
+        f"layer{number}": {
+            "kernel": np.arange(1, 6 * (number + 1) + 1, dtype=np.float32).reshape(-1, 3) / (number + 7),
+            "half": np.arange(1, 4 + number, dtype=np.float16),
+            "count": np.int32(number + 11),
+        }
+        for number in range(4)
+    }
