@@ -16,7 +16,7 @@ import weight_toys
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop import Resident, Streamed
-from hotloop.engine import precision, processes
+from hotloop.engine import precision, process_group, processes
 from hotloop.engine.batch_sources import InputEnded, IterableBatches
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.device import REPLICA, device_mesh, setup
@@ -28,17 +28,25 @@ def words() -> Any:
     """Process 0's word as every process has it; the others say something else."""
     said = {"text": "naïve\n", "large": 2**40, "zero": 0, "none": None, "list": [1, 2.5, "a"]}
     heard = processes.agreed(said if processes.is_writer() else {"wrong": processes.index()})
-    many = [processes.agreed(processes.index() or number) for number in range(processes.KEPT + 20)]
-    return processes.gathered([heard, many == [*range(processes.KEPT + 20)], processes.index()])
+    many = [processes.agreed(processes.index() or number) for number in range(process_group.KEPT + 20)]
+    return processes.gathered([heard, many == [*range(process_group.KEPT + 20)], processes.index()])
 
 
 def disagreement() -> Any:
     """Processes that do not do the same are told so."""
+    said = []
     try:
         processes.barrier(f"place {processes.index()}")
     except HotloopError as error:
-        return processes.gathered(str(error))
-    return None
+        said.append(str(error))
+    try:
+        if processes.is_writer():
+            processes.agreed(1)
+        else:
+            processes.agreed(2)
+    except HotloopError as error:
+        said.append(str(error))
+    return processes.gathered(said)
 
 
 def sums(mesh: Any) -> Any:

@@ -1,5 +1,6 @@
 """Several processes train as one: the same numbers, one word, one stop, one checkpoint, one line for an error."""
 
+import re
 import shutil
 import signal
 import socket
@@ -84,8 +85,13 @@ def test_the_first_process_has_the_word_for_text_and_numbers_of_any_size(checks)
 
 
 def test_processes_that_do_not_do_the_same_are_told(checks):
-    one = "the processes do not do the same: one is at place 0, another at place 1"
-    assert checks["disagreement"] == [one, one]
+    said = "the processes do not do the same: one is at "
+    assert checks["disagreement"][0] == [f"{said}place 0, another at place 1"]
+    by_name, by_place = checks["disagreement"][1]
+    assert by_name == checks["disagreement"][0][0]
+    assert re.fullmatch(
+        said + r"process_checks\.py line (\d+), another at process_checks\.py line \d+", by_place
+    )
 
 
 def test_sums_of_4_mib_chunks_are_right(checks):

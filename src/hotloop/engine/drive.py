@@ -283,10 +283,9 @@ class _Driver:
         """Of several processes the first decides for all whether they stop here, and how long the next pieces are."""
         if processes.count() > 1:
             self.stop, self.pieces.sizes = processes.agreed([self.request.number, self.pieces.sizes])
-            if self.request.number is None:
-                self.request.number = (
-                    self.stop
-                )  # so that it is not passed on once more while the run is closed
+            if self.stop is not None:
+                processes.agree_to_stop()
+                self.request.number = self.request.number or self.stop  # or it is passed on once more later
 
     def _asked(self) -> int | None:
         """The signal to stop for: one process hears it at once, several when the first has said so."""

@@ -231,6 +231,11 @@ def pass_on(number: int) -> None:
         os.kill(os.getpid(), number)
 
 
+def was_raised() -> bool:
+    """Whether the main thread has been stopped, and is on its way out."""
+    return _listener is not None and _listener.raised
+
+
 @contextmanager
 def _answer_with(answer: Answer, say: Callable[[str], None] = print_to_stderr) -> Iterator[_Listener]:
     """The process's listener, which answers so for a while; a new one where there is none. Off the main thread, where

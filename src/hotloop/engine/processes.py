@@ -11,7 +11,6 @@ every function returns at once, and nothing is imported for it.
 
 import atexit
 import json
-import math
 import os
 import platform
 import sys
@@ -19,15 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hotloop.engine import interrupt, process_log, rendezvous
 from hotloop.engine.interrupt import print_to_stderr
+from hotloop.engine.process_group import FAILED, STOP, WORDS, PeerFailed, ProcessGroup
 from hotloop.errors import HotloopError
-from hotloop.options.files import parse_json
 
 if TYPE_CHECKING:
     import jax
@@ -35,139 +33,8 @@ if TYPE_CHECKING:
 
 Thing = TypeVar("Thing")
 Phase = Literal["starting", "loading", "compiling", "training", "saving", "done"]
-SLICE = 1.0
-"""Seconds that a wait lasts before it looks whether a process has failed, or a signal came."""
-LOOK_SECONDS = 0.5
-"""Seconds between looks for a stop or a failure elsewhere."""
-PATIENCE = 3.0
-"""Seconds in which a process that hears of a failure elsewhere should have ended by itself."""
-KEPT = 1000
-"""Words of process 0 that stay readable for those who are behind; collectives keep them far closer than that."""
 NOTE_SECONDS = 0.3
-_STOP, _FAILED = "hotloop/word/stop", "hotloop/word/failed"
-_LEAVING, _LEFT = "hotloop/leaving", "hotloop/left"
-
-
-class PeerFailed(HotloopError):
-    """Another process of the same command has failed; the message is its own."""
-
-    def __init__(self, process: int, text: str, status: int):
-        super().__init__(f"process {process}: {text}")
-        self.status = status
-
-
-@dataclass(eq=False)
-class _Group:
-    """The connected processes: a store of texts that all of them read and write, kept by process 0."""
-
-    client: Any
-    count: int
-    index: int
-    spoken: int = 0
-    """How often process 0 has spoken; all count alike, since all run the same code."""
-    failure: PeerFailed | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def read(self, key: str) -> str:
-        """The text under a key, as soon as it is there."""
-        while True:
-            if self.failure is not None:
-                raise self.failure
-            try:
-                return str(self.client.blocking_key_value_get(key, int(1000 * SLICE)))
-            except RuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise HotloopError(
-                        f"process {self.index} has lost the others: process 0 is gone"
-                    ) from None
-
-    def write(self, key: str, text: str) -> None:
-        with suppress(RuntimeError):  # process 0 is gone, or somebody was quicker to say the same
-            self.client.key_value_set(key, text)
-
-    def agreed(self, value: Any) -> Any:
-        self.spoken += 1
-        key = f"hotloop/said/{self.spoken}"
-        if self.index:
-            return parse_json(self.read(key))
-        text = json.dumps(value)
-        if self.failure is not None:
-            raise self.failure
-        self.write(key, text)
-        if self.spoken > KEPT:
-            with suppress(RuntimeError):
-                self.client.key_value_delete(f"hotloop/said/{self.spoken - KEPT}")
-        return parse_json(text)
-
-    def gathered(self, value: Any) -> list[Any]:
-        place = f"hotloop/heard/{self.spoken + 1}"
-        if self.index:
-            self.write(f"{place}/{self.index}", json.dumps(value))
-            return list(self.agreed(None))
-        others = [parse_json(self.read(f"{place}/{number}")) for number in range(1, self.count)]
-        with suppress(RuntimeError):
-            self.client.key_value_delete(f"{place}/")
-        return list(self.agreed([value, *others]))
-
-    def watch(self) -> None:
-        """On a thread: a stop that another process was asked for is this one's, too; so is a failure."""
-        pause = max(LOOK_SECONDS, self.count / 200)  # process 0 answers some hundred looks a second
-        while not self.ended.wait(pause):
-            try:
-                words = dict(self.client.key_value_dir_get("hotloop/word/"))
-            except RuntimeError:
-                continue
-            if _STOP in words:
-                interrupt.pass_on(int(words[_STOP]))
-            if _FAILED in words and self.failure is None:
-                said = parse_json(words[_FAILED])
-                if said["process"] == self.index:
-                    return
-                self.failure = PeerFailed(**said)
-                if not self.ended.wait(PATIENCE):
-                    # The main thread is in a collective that never ends.
-                    for close in (*_closing,):
-                        close(str(self.failure))
-                    print_to_stderr(f"hotloop: error: {self.failure}")
-                    self.leave(self.failure.status)
-
-    def leave(self, status: int) -> None:
-        """End this process, without jax's own way out, which waits for those that never come.
-
-        Process 0 goes last, since the others cannot be without it. Who has stopped waits for it, however long it saves:
-        jax would take a process that is gone for a lost one, and abort the rest.
-        """
-        self.ended.set()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        if self.index == 0:
-            self.write(f"{_LEAVING}/0", "")
-        until = time.monotonic() + (2 * PATIENCE if self.index == 0 or status < 128 else math.inf)
-        with suppress(RuntimeError):
-            while time.monotonic() < until:
-                if self.index and self.client.key_value_dir_get(f"{_LEAVING}/"):
-                    self.write(f"{_LEFT}/{self.index}", "")
-                    break
-                if not self.index and len(self.client.key_value_dir_get(f"{_LEFT}/")) == self.count - 1:
-                    break
-                time.sleep(0.05)
-        os._exit(status)
-
-
-_group: _Group | None = None
-_closing: list[Callable[[str], object]] = []
-
-
-@contextmanager
-def close_on_failure(close: Callable[[str], object]) -> Iterator[None]:
-    """While the block runs: what must be closed, with the reason, where this process has to end in a collective that
-    another one does not come to any more."""
-    _closing.append(close)
-    try:
-        yield
-    finally:
-        _closing.remove(close)
+_group: ProcessGroup | None = None
 
 
 def start() -> None:
@@ -184,7 +51,7 @@ def start() -> None:
         return
     note("starting")
     state = rendezvous.meet(place)
-    group = _Group(state.client, state.num_processes, state.process_id)
+    group = ProcessGroup(state.client, state.num_processes, state.process_id, waiting=note)
     if group.count == 1:  # a job of one task after all
         return
     _group = group
@@ -369,10 +236,28 @@ def fetch(tree: Any) -> Any:
     return jax.tree.map(bring, tree)
 
 
+@contextmanager
+def close_on_failure(close: Callable[[PeerFailed], object]) -> Iterator[None]:
+    """While the block runs: what must be closed where this process has to end in a collective that another one does not
+    come to any more."""
+    closing = [] if _group is None else _group.closing
+    closing.append(close)
+    try:
+        yield
+    finally:
+        closing.remove(close)
+
+
 def request_stop(number: int) -> None:
     """Let all processes hear a signal that this one has got."""
     if _group is not None:
-        _group.write(_STOP, str(number))
+        _group.write(STOP, str(number))
+
+
+def agree_to_stop() -> None:
+    """All processes have been told to stop after the same update: none need be told, and process 0 is waited for."""
+    if _group is not None:
+        _group.stopping = True
 
 
 def stop_requested() -> int | None:
@@ -380,8 +265,8 @@ def stop_requested() -> int | None:
     if _group is None:
         return None
     with suppress(RuntimeError):
-        words = dict(_group.client.key_value_dir_get("hotloop/word/"))
-        return int(words[_STOP]) if _STOP in words else None
+        words = dict(_group.client.key_value_dir_get(WORDS))
+        return int(words[STOP]) if STOP in words else None
     return None
 
 
@@ -394,7 +279,10 @@ _noted: dict[str, Any] = {"phase": None, "update": 0, "run": None, "resume": [],
 
 
 def note(
-    phase: Phase, update: int | None = None, run: Path | None = None, resume: Sequence[str] | None = None
+    phase: Phase | None = None,
+    update: int | None = None,
+    run: Path | None = None,
+    resume: Sequence[str] | None = None,
 ) -> None:
     """Say how far this process is, for the launcher's watch; what is not given stays as it was last said.
 
@@ -434,8 +322,8 @@ def end(status: int = 0, text: str = "") -> None:
             status = getattr(error, "status", 1)
             print_to_stderr(f"hotloop: error: {error}")
     if status:
-        if group.failure is None and status < 128:  # a stop has been passed on already
-            group.write(_FAILED, json.dumps({"process": group.index, "text": text, "status": status}))
+        if group.failure is None and not group.stopping:
+            group.write(FAILED, json.dumps({"process": group.index, "text": text, "status": status}))
         group.leave(status)
     note("done")
     group.ended.set()

@@ -23,6 +23,7 @@ from hotloop.engine.interrupt import print_to_stderr
 from hotloop.engine.loop import Program, State, copy_state
 from hotloop.engine.measure import find_report_folder
 from hotloop.engine.plan import Plan
+from hotloop.engine.process_group import PeerFailed
 from hotloop.engine.process_log import FOLDER
 from hotloop.engine.progress import Console, Show, show
 from hotloop.engine.run import Run, Sink, check_free, compose_record, find_differences
@@ -175,9 +176,12 @@ def open_training(
                 warn(notice)
 
 
-def _close_failed(record: Run, reason: str) -> None:
+def _close_failed(record: Run, failure: PeerFailed) -> None:
     with suppress(RunError):
-        record.close("failed", error=reason)
+        if failure.status >= 128:
+            record.close("interrupted")
+        else:
+            record.close("failed", error=str(failure))
 
 
 def _check_same_settings(settings: Mapping[str, Any]) -> None:
