@@ -32,6 +32,10 @@ def words() -> Any:
     return processes.gathered([heard, many == [*range(process_group.KEPT + 20)], processes.index()])
 
 
+def ask_for_one() -> None:
+    processes.agreed(1)
+
+
 def disagreement() -> Any:
     """Processes that do not do the same are told so."""
     said = []
@@ -40,10 +44,7 @@ def disagreement() -> Any:
     except HotloopError as error:
         said.append(str(error))
     try:
-        if processes.is_writer():
-            processes.agreed(1)
-        else:
-            processes.agreed(2)
+        ask_for_one() if processes.is_writer() else processes.agreed(2)
     except HotloopError as error:
         said.append(str(error))
     return processes.gathered(said)

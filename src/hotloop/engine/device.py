@@ -43,8 +43,6 @@ UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 LONGEST_NUMBER = 18  # digits of a size; more are no size that a disk has
 INSTALL = {"gpu": "hotloop[cuda]", "tpu": "hotloop[tpu]"}
 REPLICA, STAGE = "replica", "stage"
-VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
-PATIENCE, PATIENCE_SECONDS = "--xla_cpu_collective_call_terminate_timeout_seconds", 600
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 VIRTUAL_DEVICES = "xla_force_host_platform_device_count"
 CPU_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
@@ -63,7 +61,6 @@ def setup(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "JAX_LOGGING_LEVEL" not in os.environ:
         logging.getLogger("jax").setLevel(logging.ERROR)
-    _let_virtual_devices_wait()
     import jax
 
     processes.start()
@@ -100,14 +97,6 @@ def setup(
         keep_freed()
     processes.greet(chosen.platform)
     return chosen
-
-
-def _let_virtual_devices_wait() -> None:
-    """Where XLA_FLAGS makes several devices of one CPU, let one wait longer than 40 s for the others, which would end
-    the process: they may share fewer cores than they are."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if VIRTUAL_DEVICES in flags and PATIENCE not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}={PATIENCE_SECONDS}"
 
 
 @contextlib.contextmanager

@@ -166,8 +166,8 @@ class ProcessGroup:
 
 
 def find_asker(frame: FrameType) -> str:
-    """The place in the code outside of what is about processes: where processes that do the same all are."""
+    """The function, outside of what is about processes, that asks: that of all processes that do the same."""
     own = {str(Path(__file__).with_name(name)) for name in ("processes.py", "process_group.py")}
     while frame.f_back is not None and frame.f_code.co_filename in own:
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
+    return f"{frame.f_code.co_qualname} of {Path(frame.f_code.co_filename).name}"
