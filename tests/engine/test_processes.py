@@ -145,6 +145,35 @@ def test_a_stop_of_one_process_stops_all_after_the_same_update_saved_once(tmp_pa
     assert np.abs(together.weights(folder) - together.weights(undisturbed)).max() < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["loading", "compiling", "evaluation"])
+def test_a_stop_at_any_time_ends_all(phase, tmp_path, signals_heard):
+    folder, notes = tmp_path / "run", tmp_path / "notes"
+    notes.mkdir()
+    words = ("--run", str(folder), "--replicas", "2", "--loading", "3", "--evaluations", "400")
+    with together.start(*words, "--seconds", "0.05", devices=1, HOTLOOP_NOTES=str(notes)) as started:
+        events, note = folder / "events.jsonl", notes / "1.json"
+
+        def is_there() -> bool:
+            if phase == "evaluation":
+                return events.exists() and events.read_text().count('"evaluation"') > 5
+            return note.exists() and f'"phase": "{phase}"' in note.read_text()
+
+        started.wait_for(is_there)
+        began = time.monotonic()
+        started.children[1].send_signal(signal.SIGTERM)
+        ended = started.finish()
+    assert [each.status for each in ended] == [143, 143], ended
+    assert time.monotonic() - began < 15
+    if phase == "loading":
+        assert not folder.exists()
+    elif phase == "evaluation":
+        assert Checkpoints(folder / "checkpoints").steps() == [2, 4]
+        assert [*read_events(folder)][-1]["status"] == "interrupted"
+        train_here(folder, resume=True)
+        assert [*read_events(folder)][-1]["status"] == "finished"
+
+
 def test_an_error_in_one_process_is_one_line_and_the_end_of_all(tmp_path, capfd):
     folder = tmp_path / "run"
     words = ("--run", str(folder), "--replicas", "2", "--streamed", "--failing", "1")

@@ -40,6 +40,8 @@ class Config:
     fails_at: int = option(3, "The update whose batch is broken.")
     lazy: int = option(-1, "The process that is slow.")
     laziness: float = option(0.0, "Seconds that it takes longer for a batch.")
+    loading: float = option(0.0, "Seconds that the data take.")
+    evaluations: int = option(0, "How often the result is evaluated.")
     each_saves: bool = option(False, "Each process saves.")
     seconds: float = option(0.0, "Seconds that every batch takes.")
 
@@ -54,6 +56,9 @@ def train(config: Config, console: Console | None = None) -> None:
     """A run from beginning to end, in the process or processes that call it."""
     options = toy.Config()
     data = toy.data(SAMPLES)
+    if config.loading:
+        print_to_stderr("loading")
+        time.sleep(config.loading)
     if config.label >= 0:
         data["y"][5] = config.label
     sharding = None
@@ -97,7 +102,10 @@ def train(config: Config, console: Console | None = None) -> None:
     ) as training:
         if console:
             print_to_stderr(f"this is process {processes.index()}")
-        training.train(program, plan, state, validate=evaluation.means, guard="loss")
+        state = training.train(program, plan, state, validate=evaluation.means, guard="loss")
+        for _ in range(config.evaluations):
+            training.record.event("evaluation", **evaluation.means(state))
+            time.sleep(config.seconds)
     if config.streamed:
         feed.close()
 

@@ -322,7 +322,9 @@ def end(status: int = 0, text: str = "") -> None:
             status = getattr(error, "status", 1)
             print_to_stderr(f"hotloop: error: {error}")
     if status:
-        if group.failure is None and not group.stopping:
+        if group.failure is not None:
+            status = group.failure.status
+        elif not group.stopping:
             group.write(FAILED, json.dumps({"process": group.index, "text": text, "status": status}))
         group.leave(status)
     note("done")
