@@ -22,6 +22,7 @@ from hotloop.families.cnn.train import sweep_figures, validation_figures
 from listener import Listener
 
 IMAGES, CLASSES, TOP = 125, 10, 3
+IN_STAGES = "--pipeline-splits flatten --pipeline-validation-model"
 
 
 class Flat(Network):
@@ -125,15 +126,27 @@ def test_fifty_thousand_images_are_counted_exactly_in_the_old_batches_on_any_dev
         ("--validation-num-replicas 8", 4, 4, "--validation-num-replicas 8: validation takes 4 devices"),
         ("--validation-num-replicas 8 --validation False", 4, 1, None),
         ("--validation-num-replicas 2", 1, 1, "--validation-num-replicas 2: validation takes 1 device"),
+        (f"{IN_STAGES} --num-replicas 2", 4, 4, None),
+        (f"{IN_STAGES} --num-replicas 2 --validation-num-replicas 2", 4, 4, None),
+        (
+            f"{IN_STAGES} --validation-num-replicas 3",
+            4,
+            2,
+            "--validation-num-replicas 3: in stages validation has the training's replicas: 1",
+        ),
     ],
 )
 def test_validation_takes_the_devices_of_the_run_or_those_it_was_given(words, devices, used, warned):
     job = job_of(*words.split(), devices=devices)
-    assert job.validation_devices == used
-    found = [line for line in job.warnings if line.startswith("--validation-num-replicas")]
-    assert [line[: len(warned)] for line in found] == [warned] if warned else not found
     if used <= jax.device_count():
         assert getattr(job.validation_sharding, "num_devices", 1) == used
+    found = [line for line in job.warnings if line.startswith("--validation-num-replicas")]
+    assert [line[: len(warned)] for line in found] == [warned] if warned else not found
+
+
+def test_a_batch_of_validation_in_stages_is_whole_micro_batches_of_every_replica():
+    job = job_of(*f"{IN_STAGES} --num-replicas 2 --validation-num-replicas 3".split(), devices=4)
+    assert job.validation.batch % (2 * 4) == 0 and job.validation.batch >= 3 * 4
 
 
 def test_the_old_batches_are_padded_and_lose_nothing():

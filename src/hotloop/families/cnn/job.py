@@ -124,6 +124,10 @@ def resolve(
     validation = EvaluationBatches(size.validation, at_once) if config.validation else None
     devices_used = batch.replicas * (len(splits) + 1)
     validation_devices, warnings = _place_validation(config, devices, devices_used, processes.count())
+    if piped and splits:
+        own = config.validation_num_replicas in (None, batch.replicas)
+        in_stages = f"in stages validation has the training's replicas: {batch.replicas}"
+        warnings = [] if own else [f"--validation-num-replicas {config.validation_num_replicas}: {in_stages}"]
     if config.deterministic and config.shuffle:
         warnings.append("--deterministic: turns --shuffle off")
     if config.pipeline_validation_model and not config.pipeline_splits:

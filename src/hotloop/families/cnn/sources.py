@@ -82,10 +82,12 @@ def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[Im
 
 def load_once(loading: Callable[[], Dataset]) -> Dataset:
     """A set, fetched by one process of each machine; a stand-in that this one draws goes to the others by a file."""
+    if processes.count() == 1:
+        return loading()
     with TemporaryDirectory(prefix="hotloop-") as folder:
 
         def tell(data: Dataset) -> str | None:
-            if not data.stand_in or processes.count() == 1:
+            if not data.stand_in:
                 return None
             path = Path(folder) / "stand-in.npz"
             write_dataset(data, path)
