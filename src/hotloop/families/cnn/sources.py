@@ -313,10 +313,7 @@ def evaluation_batches(workers: Workers, batch_size: int, rows: slice = slice(No
         there = batch["label"] != MISSING
         if there.any() or rows != slice(None):
             yield batch if there.all() else {name: leaf[there] for name, leaf in batch.items()}
-    for _ in range(
-        sum(not len(span) for span in spans)
-    ):  # only the last batches can have no rows for somebody
-        yield {
-            "image": np.empty((0, reader.size, reader.size, 3), reader.dtype),
-            "label": np.empty(0, np.int32),
-        }
+    missing = sum(not len(span) for span in spans)  # the last batches may have no rows for somebody
+    for _ in range(missing):
+        pixels = np.empty((0, reader.size, reader.size, 3), reader.dtype)
+        yield {"image": pixels, "label": np.empty(0, np.int32)}

@@ -318,7 +318,7 @@ def validate(
     """
     config, checkpoints = job.config, others or own
     in_hand: Any = None
-    steps = others.steps() if others else own.steps() if last is not None else []
+    steps = processes.agreed(others.steps() if others else own.steps() if last is not None else [])
     if others:
         with others.open() as opened:
             for line in opened.damaged():
