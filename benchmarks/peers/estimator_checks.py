@@ -16,7 +16,7 @@ from common import strictly
 from estimator_ours import ByEstimator, ByHand, Weights
 
 from hotloop.engine.keys import seed_key
-from hotloop.families.estimator.cifar.model import init
+from hotloop.families.estimator.cifar.network import KERAS
 
 SAMPLES, RATE = 8, 100.0
 LIMIT, TIMES = 1e-4, 3  # how far off float64: relative, or so many times as far as torch's float32
@@ -32,7 +32,7 @@ def drawn(samples: int) -> tuple[np.ndarray, np.ndarray]:
 def started() -> Weights:
     """The example's kernels, with small biases."""
     generator = np.random.default_rng(1)
-    weights = jax.tree.map(np.asarray, init(seed_key(0)))
+    weights = jax.tree.map(np.asarray, KERAS.init(seed_key(0)))
     return {
         name: {
             "kernel": leaves["kernel"],

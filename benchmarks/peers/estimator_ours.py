@@ -22,6 +22,7 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import sample_keys, seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.estimator.cifar import model
+from hotloop.families.estimator.cifar.network import KERAS
 
 SEED = 1
 START = {"cpu": 1, "gpu": 5}  # calls of a train that are not timed
@@ -32,7 +33,7 @@ def model_of(weights: Weights, dropout: bool) -> Callable[..., ModelSpec]:
     """The example's model_fn, from given weights; without dropout it trains as it predicts."""
 
     def without(weights: Any, features: Array) -> Array:
-        return model.apply(weights, features)
+        return KERAS.apply(weights, features)
 
     def model_fn(mode: Mode, params: dict[str, Any]) -> ModelSpec:
         example = model.model_fn(mode, params)
@@ -121,7 +122,7 @@ def _update(
         keys = sample_keys(stream(key, "model", 0), 0, batch_size) if dropout else None
 
         def objective(weights: Any) -> tuple[Array, Array]:
-            logits = model.apply(weights, batch["features"], train=dropout, keys=keys)
+            logits = KERAS.apply(weights, batch["features"], train=dropout, keys=keys)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
             return losses.mean(), model.correct(logits, batch["labels"]).mean()
 

@@ -202,3 +202,44 @@ def test_any_words_after_a_script_give_a_command(script, words):
 @given(st.lists(st.text(alphabet="ab-=./ '\"{}", max_size=6), max_size=6))
 def test_words_that_no_rule_names_are_kept_as_they_are(words):
     assert translate(["dense.py", *words]).command == ["hotloop", "kernel", "dense", *words]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("estimator.py", "--batch-size 16 --epochs 150", ()),
+        ("estimator.py --ep 3 --batch 8 --seed 2", "--batch-size 8 --epochs 3 --seed 2", ()),
+        (
+            "estimator_replica.py",
+            "--batch-size 32 --epochs 150 --ipus 2",
+            ("--batch-size 16 was each replica's", "32 is that of all 2"),
+        ),
+        (
+            "estimator_replica.py --epochs 3 --ip 4 --batch_size=8",
+            "--batch-size 32 --epochs 3 --ipus 4",
+            ("--batch-size 8 was each",),
+        ),
+        (
+            "pipeline_estimator.py",
+            "--batch-size 128 --epochs 150 --ipus 2 --gradient-accumulation-count 8 --model-shard-position 7 "
+            "--learning-rate 0.08",
+            ("16 was that of one of 8 parts", "--learning-rate 0.08"),
+        ),
+        (
+            "pipeline_estimator.py --model_shard_position 12 --grad 4 --batch-size 10 --epochs 1",
+            "--batch-size 40 --epochs 1 --ipus 2 --gradient-accumulation-count 4 --model-shard-position 12 "
+            "--learning-rate 0.04",
+            ("10 was that of one of 4 parts",),
+        ),
+    ],
+)  # fmt: skip
+def test_the_later_estimators_batches_are_those_of_an_update(old, new, words):
+    found = translated(f"python3 cifar10_ipu_{old}")
+    assert str(found) == f"hotloop estimator --recipe tf2 {new}"
+    assert len(found.notices) == bool(words)
+    assert all(word in found.notices[0] for word in words)
+
+
+def test_a_number_of_the_later_estimators_that_is_none_is_named():
+    with pytest.raises(OptionError, match="--batch-size x: must be a whole number"):
+        translated("cifar10_ipu_estimator_replica.py --batch x")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from hotloop.families.estimator.cifar import model
+from hotloop.families.estimator.cifar import network as our_network
 
 torch = pytest.importorskip("torch")
 
@@ -36,7 +36,7 @@ def test_torchs_network_has_our_weights_in_the_same_places() -> None:
 
     ours, network = estimator_checks.started(), estimator_torch.Network()
     estimator_torch.load(network, ours)
-    assert sum(p.numel() for p in network.parameters()) == model.PARAMETERS
+    assert sum(p.numel() for p in network.parameters()) == our_network.KERAS.parameters
     back = estimator_torch.weights_of(network)
     assert jax.tree.structure(back) == jax.tree.structure(ours)
     for some, others in zip(jax.tree.leaves(back), jax.tree.leaves(ours), strict=True):
@@ -75,11 +75,11 @@ def test_one_update_of_ours_is_as_near_to_float64_as_torchs() -> None:
 def test_a_wrong_term_in_ours_is_refused(name: str, wrong: object) -> None:
     import estimator_checks
 
-    with mock.patch.object(model, name, wrong), pytest.raises(SystemExit, match="not timed"):
+    with mock.patch.object(our_network, name, wrong), pytest.raises(SystemExit, match="not timed"):
         estimator_checks.check("cpu", keras=False)
 
 
-RIGHT_POOL = model.max_pool
+RIGHT_POOL = our_network.max_pool
 
 
 def test_a_comparison_reports_every_side_and_a_missed_floor(

@@ -6,9 +6,10 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
+from hotloop.bench.compat_estimator import combine_replicas, combine_stages, combine_tf2
 from hotloop.bench.compat_runners import RUNNER_SCRIPTS, translate_runner
 from hotloop.bench.option_groups import CompatError, OptionGroup, group_options
 from hotloop.errors import did_you_mean
@@ -22,6 +23,8 @@ PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
 WITH_VALUE = ("-X", "-W")  # of the interpreter
 Values = Sequence[str]
 Rewrite = Callable[[Values], list[str]]
+Combine = Callable[[Sequence[OptionGroup]], tuple[list[OptionGroup], list[str]]]
+"""An old script's options -> the options in their place, and notices."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Script:
     figures: Mapping[str, str] = field(default_factory=dict)
     """Pattern of an older benchmark file whose line is printed no more -> the field of our records that it means."""
     in_processes: bool = False  # whether its command can run as several
+    combine: Combine | None = None  # for options that mean something together, before all else
 
 
 def _word(values: Values) -> str:
@@ -73,6 +77,7 @@ CNN = Script(
     },
     in_processes=True,
 )
+TF2_ESTIMATOR = Script(("estimator", "--recipe", "tf2"), in_processes=True, combine=combine_tf2)
 ITERATIONS = {"--batches-per-step": rename_option("--device-iterations")}
 REPORT = rename_option("--report", "report")  # which takes a folder now
 KERNEL = {"--report": REPORT}
@@ -101,6 +106,9 @@ SCRIPTS: Mapping[str, Script] = {
     "lstm_multi.py": Script(("kernel", "lstm-multi"), KERNEL),
     "hmc.py": Script(("kernel", "hmc"), KERNEL),
     "ipu_estimator_cnn.py": Script(("estimator",), {"--profile": REPORT}, in_processes=True),
+    "cifar10_ipu_estimator.py": TF2_ESTIMATOR,
+    "cifar10_ipu_estimator_replica.py": replace(TF2_ESTIMATOR, combine=combine_replicas),
+    "cifar10_ipu_pipeline_estimator.py": replace(TF2_ESTIMATOR, combine=combine_stages),
     "dataset_benchmark.py": Script(("cnn", "data-benchmark"), in_processes=True),
     "verify_dataset.py": Script(("cnn", "verify")),
 }
@@ -169,6 +177,9 @@ def translate(argv: Sequence[str]) -> Translation:
         launch, notices = translate_wrapper(wrapper, own, name if not script.in_processes else "")
         translated += launch
     translated += command
+    if script.combine is not None:
+        groups, combined = script.combine(groups)
+        notices += combined
     for group in groups:
         if group.name in script.rewrites:
             translated += script.rewrites[group.name](group.values)

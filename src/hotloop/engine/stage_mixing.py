@@ -30,7 +30,7 @@ def refuse_mixing(optimiser: Any, params: Layout, slots: Layout, extra: Any) -> 
 
     traced = jax.make_jaxpr(update)(weights, state, weights, extra).jaxpr
     none = [frozenset[int]()] * len(jax.tree.leaves(extra))
-    reached = _follow(traced, [*owners, *slot_owners, *owners, *none])
+    reached = follow(traced, [*owners, *slot_owners, *owners, *none])
     for own, found in zip([*owners, *slot_owners], reached, strict=True):
         if found - own:
             raise OptionError(
@@ -52,7 +52,7 @@ def _owners(layout: Layout) -> list[Stages]:
     return [single.get(name, frozenset()) for name in layout.whole.names]
 
 
-def _follow(traced: Jaxpr, inputs: Sequence[Stages]) -> list[Stages]:
+def follow(traced: Jaxpr, inputs: Sequence[Stages]) -> list[Stages]:
     """The stages that each output depends on, given those of each input."""
     known: dict[Var, Stages] = dict(zip(traced.invars, inputs, strict=True))
 
@@ -73,7 +73,7 @@ def _follow(traced: Jaxpr, inputs: Sequence[Stages]) -> list[Stages]:
             )
             and equation.primitive.name != "scan"
         ):
-            found = _follow(inner, given)
+            found = follow(inner, given)
         else:
             found = [frozenset().union(*given)] * len(equation.outvars)
         known.update(zip(equation.outvars, found, strict=True))

@@ -92,7 +92,7 @@ REFUSED: dict[str, Act] = {
     # a model_fn and its spec
     "model_fn must return a ModelSpec, not dict": returned({"loss": 1}),
     "model_fn must return a ModelSpec, not None": returned(None),
-    "needs init and apply, or a module in their place": model(apply=None),
+    "needs init and apply, or init and stages, or a module": model(apply=None),
     "to train, a ModelSpec needs an optimizer, e.g. optax.sgd(0.01), not float 0.1": model(optimizer=0.1),
     "optimizer: name=ftrl: must be one of sgd, momentum, lars": model(optimizer="ftrl", learning_rate=0.1),
     "optimizer: params: momentum missing: found none; sgd takes": model(optimizer="sgd", learning_rate=0.1),

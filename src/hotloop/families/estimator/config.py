@@ -2,7 +2,7 @@
 takes, hooks; with one line for what cannot work. No work is done here, and no jax imported."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
@@ -195,7 +195,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model: `init` and `apply`, or a flax.nnx `module`, and what to do with its outputs.
+    """A model: `init` and `apply`, `init` and `stages`, or a flax.nnx `module`, and what to do with its outputs.
 
     `apply(weights, features)` gives the outputs of a batch. It may also take `train` (a bool) and `keys` (a random key
     for each sample, in training only); a `stateful` one is `apply(weights, state, features)` and returns `(outputs,
@@ -230,6 +230,18 @@ class ModelSpec:
     """Labels are whole numbers from 0 to this minus 1: checked. Left out, the outputs tell it; a loss of its own may
     then take other labels too, such as -1, where it makes something finite of them."""
     stateful: bool = False
+    stages: Sequence[Callable[..., Any]] | None = None
+    """In place of `apply`, functions as it is, one after the other: the first takes the features, each next one what
+    the last gave, and the last gives the outputs. Each runs on a device of its own where there are enough."""
+    gradient_accumulation_count: int | None = (
+        None  # parts of a replica's share; none: the run config's accumulation
+    )
+    pipeline_schedule: str | None = None  # Grouped (also without a word), Interleaved or Sequential
+    device_mapping: Sequence[int] | None = None  # for each stage the number of its device; none: one each
+    optimizer_function: Callable[[Any, Any], Any] | None = None
+    """`optimizer_function(outputs, labels)` -> an optimizer of optax, or (optimizer, a loss for each sample)."""
+    eval_metrics_fn: Callable[[Any, Any], Any] | None = None
+    """`eval_metrics_fn(outputs, labels)` -> figures of an evaluation by name, perhaps loss, a value for each sample."""
 
 
 @dataclass
@@ -326,11 +338,13 @@ def check_model_spec(spec: Any, mode: Mode) -> ModelSpec:
         for name in names:
             if not fits(value := getattr(spec, name)):
                 raise HotloopError(f"ModelSpec: {name} must be {wanted}, not {describe(value)}")
-    plain = spec.init is not None and spec.apply is not None
-    if plain == (spec.module is not None):
-        raise HotloopError("model_fn: a ModelSpec needs init and apply, or a module in their place")
+    plain, staged = (spec.init is not None and each is not None for each in (spec.apply, spec.stages))
+    if plain + staged + (spec.module is not None) != 1:
+        raise HotloopError(
+            "model_fn: a ModelSpec needs init and apply, or init and stages, or a module in their place"
+        )
     optimizer, rate = spec.optimizer, spec.learning_rate
-    if mode is not Mode.TRAIN:
+    if mode is not Mode.TRAIN or spec.optimizer_function is not None:
         pass
     elif isinstance(optimizer, str):
         check_optimiser(optimizer, spec.optimizer_params)

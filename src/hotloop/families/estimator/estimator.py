@@ -11,9 +11,11 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from hotloop.engine.device import device_mesh
-from hotloop.engine.feed import common_length, gather_rows, path_name
+from hotloop.engine import processes
+from hotloop.engine.device import device_mesh, platform
+from hotloop.engine.feed import common_length, fill_up, gather_rows, path_name
 from hotloop.engine.interrupt import print_to_stderr
 from hotloop.engine.loop import Evaluation, evaluate_batches, means_of, pad_batch
 from hotloop.engine.progress import Show, advance_through, compiling, hide, show
@@ -36,8 +38,9 @@ from hotloop.families.estimator.config import (
     is_number,
     is_path,
 )
-from hotloop.families.estimator.inputs import FromArrays, Source, read_input
+from hotloop.families.estimator.inputs import FromArrays, Source, read_input, take_own_rows
 from hotloop.families.estimator.model import Job, State, build_job
+from hotloop.families.estimator.stages import count_devices
 from hotloop.families.estimator.training import CheckpointEvaluation, open_checkpoints, run_training
 
 T = TypeVar("T")
@@ -158,16 +161,21 @@ class Estimator:
         check_whole("checkpoint", checkpoint)
         source, job = self._read_served(input_fn, Mode.PREDICT)
         at, state = self._restore(job, checkpoint)
+        state = job.place(state)
         self._say(f"predictions of update {at:,} of {self.model_dir}")
         predict = self._keep(("predict", job), lambda: jax.jit(model.predict(job)))
+        size = fill_up(job.sharding, source.batch_size)
 
         def rows() -> Iterator[Any]:
             with self._progress("predicting", source.samples) as bar:
                 for number, batch in enumerate(source.batches()):
                     count = common_length(batch["features"])
+                    features = pad_batch(batch["features"], size)
+                    if job.sharding is not None:
+                        features = processes.place(features, job.sharding)
                     with nullcontext() if number else compiling():
-                        outputs = predict(state, pad_batch(batch["features"], source.batch_size))
-                    outputs = jax.tree.map(np.asarray, outputs)
+                        outputs = predict(state, features)
+                    outputs = processes.fetch(outputs) if job.sharding else jax.tree.map(np.asarray, outputs)
                     yield from (jax.tree.map(lambda leaf: leaf[row], outputs) for row in range(count))  # noqa: B023
                     bar.advance(count)
 
@@ -204,7 +212,7 @@ class Estimator:
         return read_input(input_fn, self.config, mode=mode, params=self.params, config=self.config)
 
     def _job(self, mode: Mode, source: Source) -> Job:
-        """The model for batches of the source's form; to train, over the replicas' devices."""
+        """The model for batches of the source's form, over the replicas' devices."""
         batch = source.example
 
         def make() -> Job:
@@ -212,11 +220,27 @@ class Estimator:
             spec = call_with_known(
                 "model_fn", self._model_fn, **known, params=self.params, config=self.config
             )
-            replicas = self.config.replicas if mode is Mode.TRAIN else 1
-            mesh = device_mesh(replicas) if replicas > 1 else None
-            return build_job(spec, mode, batch, self.config, mesh)
+            return build_job(spec, mode, batch, self.config, self._place(spec, mode))
 
         return self._keep(("job", mode, str(batch)), make)
+
+    def _place(self, spec: Any, mode: Mode) -> Mesh | None:
+        """The devices of the replicas, each with its stages; None where there is one.
+
+        Where devices are too few for the stages, a line says so, and each replica has one. Only a training needs as
+        many replicas as were asked for.
+        """
+        replicas, stages, there = self.config.replicas, count_devices(spec), len(jax.devices(platform()))
+        if stages > 1 and replicas * stages > there:
+            wish = (
+                f"{replicas} replica{'s' * (replicas > 1)} x {stages} devices for {len(spec.stages)} stages"
+            )
+            on = f"on {there} device{'s' * (there > 1)}"
+            line = f"{wish} {on}: {len(spec.stages)} stages merge into one; batches and learning rate stay"
+            self._keep(("merged", line), lambda: self._say(line))
+            stages = 1
+        replicas = replicas if mode is Mode.TRAIN else min(replicas, there)
+        return device_mesh(replicas, stages, platform()) if replicas * stages > 1 else None
 
     def _read_served(self, input_fn: Any, mode: Mode) -> tuple[Source, Job]:
         source = self._read_input(input_fn, mode)
@@ -224,7 +248,7 @@ class Estimator:
         return source.check_labels(job.classes if mode is Mode.EVALUATE else None), job
 
     def _restore(self, job: Job, at: int | None) -> tuple[int, State]:
-        """The newest checkpoint, or that of update `at`: its number, and its INFERENCE_PARTS."""
+        """The newest checkpoint, or that of update `at`: its number, and its INFERENCE_PARTS, undivided."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         like = self._keep(("served", job), lambda: jax.eval_shape(partial(model.init_served, job), key))
         with open_checkpoints(self.model_dir) as checkpoints:
@@ -243,11 +267,14 @@ class Estimator:
         known = [count for count in (steps, source.length) if count is not None and evaluation is None]
 
         def measure(state: State) -> dict[str, Any]:
+            state = job.place(state)
             with self._progress("evaluating", min(known, default=None)) as bar:
                 if evaluation is not None:  # one compiled call: it comes back once
                     return evaluation.means(state)
                 batches = advance_through(islice(source.batches(), steps), bar)
-                return means_of(evaluate_batches(self._evaluate(job), state, batches, source.batch_size))
+                own = map(partial(take_own_rows, job.sharding, source.batch_size), batches)
+                sums = evaluate_batches(self._evaluate(job), state, own, source.batch_size, job.sharding)
+                return means_of(sums)
 
         return measure
 
@@ -259,7 +286,9 @@ class Estimator:
 
         def make() -> Evaluation:
             gather = lambda data, at: source.transform_for_evaluation(gather_rows(data, at))  # noqa: E731
-            return Evaluation(self._evaluate(job), data, source.batch_size, gather=gather)
+            return Evaluation(
+                self._evaluate(job), data, source.batch_size, gather=gather, sharding=job.sharding
+            )
 
         # The one kept has the program, if there is one by now.
         evaluation = self._kept[key] = self._keep(key, make).over(data)

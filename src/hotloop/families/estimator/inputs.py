@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hotloop.engine import processes
 from hotloop.engine.batch_sources import (
     IterableBatches,
     PushbackIterator,
@@ -27,6 +28,7 @@ from hotloop.engine.feed import (
     check_alike,
     common_length,
     describe_batch,
+    fill_up,
     passes_through,
 )
 from hotloop.errors import DataError
@@ -212,6 +214,13 @@ def check_batch(classes: Classes | None, feed: Feed, update: int) -> None:
 def _check_labels(classes: Classes | None, batch: NamedBatch, number: int) -> None:
     if classes is not None:
         classes.check(batch.get("labels"), f" of batch {number}")
+
+
+def take_own_rows(sharding: NamedSharding | None, batch_size: int, batch: NamedBatch) -> NamedBatch:
+    """Of a batch that every process has, what lies on this one's devices; all of it where there is one process."""
+    own = processes.own_rows(sharding, fill_up(sharding, batch_size))
+    rows: NamedBatch = jax.tree.map(lambda leaf: leaf[own], batch)
+    return rows
 
 
 def _sharding(mesh: Any) -> NamedSharding | None:

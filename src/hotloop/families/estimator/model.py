@@ -4,7 +4,7 @@ draws the same for every split."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from typing import Any
 
@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
-from hotloop.engine import optim, precision
+from hotloop.engine import optim, precision, processes, stage_rows
+from hotloop.engine.device import STAGE
 from hotloop.engine.keys import stream
 from hotloop.engine.optim import learning_rate
+from hotloop.engine.pipeline import spread_over_stages, update_in_stages
 from hotloop.engine.precision import AutoScale, LossScale, Trained, init_trained, update_weights
 from hotloop.errors import DataError, HotloopError, MissingExtra
 from hotloop.families.estimator.config import (
@@ -27,6 +29,14 @@ from hotloop.families.estimator.config import (
     describe,
     split_schedule,
 )
+from hotloop.families.estimator.pipelined import (
+    check_training,
+    compute_outputs,
+    make_losses,
+    spread_parts,
+)
+from hotloop.families.estimator.stages import Stages, chain, check_stages, count_parts, divide
+from hotloop.families.estimator.tracing import describe_form, trace
 from hotloop.layers.losses import cross_entropy
 
 State = dict[str, Any]
@@ -76,7 +86,27 @@ class Job:
     scale: LossScale
     optimizer: Any  # an optax transformation
     mesh: Mesh | None = None
+    stages: Stages | None = None  # None where every device of the mesh has the whole model
     classes: Classes | None = None  # known where labels can be checked
+
+    @property
+    def sharding(self) -> NamedSharding | None:
+        """Of a batch over the replicas; None for one device."""
+        return None if self.mesh is None else NamedSharding(self.mesh, precision.SPLIT)
+
+    def place(self, state: State) -> State:
+        """A state, or its INFERENCE_PARTS, as the devices of this job hold it, be it divided now or not."""
+        if self.mesh is not None and self.stages is not None and state.keys() == set(TRAINED):
+            trained = Trained(*(state[name] for name in TRAINED))
+            spread = spread_over_stages(trained, self.stages.names, self.policy, self.optimizer, self.mesh)
+            return dict(zip(TRAINED, spread, strict=True))
+        if self.mesh is not None and self.stages is not None:
+            return spread_parts(self.stages, state, self.mesh)
+        whole: State = stage_rows.undivided(state)
+        if self.mesh is None:
+            return whole
+        placed: State = processes.place(whole, NamedSharding(self.mesh, precision.EVERYWHERE))
+        return placed
 
     def loss(self, outputs: Any, labels: Any) -> Array:
         """A value a sample, in float32; without a loss of its own, labels of classes may be a column."""
@@ -90,9 +120,17 @@ class Job:
 
 
 def build_job(spec: Any, mode: Mode, batch: Any, config: RunConfig, mesh: Mesh | None = None) -> Job:
-    """The job of a spec for batches of the form `batch`; one line that names the culprit where it cannot work."""
+    """The job of a spec for batches of the form `batch`; one line that names the culprit where it cannot work.
+
+    With stages it runs in them where the mesh has more than one, else one after the other on each replica's device.
+    """
     spec = check_model_spec(spec, mode)
-    functions = _from_functions(spec) if spec.module is None else _from_module(spec.module)
+    check_stages(spec)
+    init, applies = _from_functions(spec) if spec.module is None else _from_module(spec.module)
+    stages = None
+    if spec.stages is not None:
+        config = replace(config, accumulation=count_parts(spec, config.accumulation))
+        spec, stages = divide(spec, mode, init, applies, batch)
     policy = precision.parse(config.precision, config.half, stochastic_rounding=config.stochastic_rounding)
     scale = AutoScale() if isinstance(config.loss_scale, str) else config.loss_scale
     optimizer, rate = spec.optimizer, spec.learning_rate
@@ -101,8 +139,12 @@ def build_job(spec: Any, mode: Mode, batch: Any, config: RunConfig, mesh: Mesh |
             per_epoch = rate.get("updates_per_epoch", 1)
             rate = learning_rate(**split_schedule(rate), global_batch_size=1, updates_per_epoch=per_epoch)
         optimizer = optim.at_rate(optim.make(optimizer, spec.optimizer_params), rate)
-    job = Job(spec, config, *functions, policy, scale, optimizer, mesh)
+    stages = stages if mesh is not None and mesh.shape[STAGE] > 1 else None
+    job = Job(spec, config, init, chain(applies), policy, scale, optimizer, mesh, stages)
     outputs = _check(job, mode, batch)
+    if stages is not None and mode is Mode.TRAIN:
+        served = jax.eval_shape(partial(init_served, job), jax.eval_shape(lambda: jax.random.key(0)))
+        check_training(stages, policy, optimizer, served["weights"], config.accumulation)
     if mode is Mode.PREDICT:
         return job
     if spec.classes or spec.loss is None:
@@ -110,12 +152,9 @@ def build_job(spec: Any, mode: Mode, batch: Any, config: RunConfig, mesh: Mesh |
     return replace(job, classes=find_classes(job.loss, outputs, batch.get("labels")))
 
 
-def _from_functions(spec: ModelSpec) -> tuple[Init, Apply]:
-    assert spec.init is not None and spec.apply is not None
-    user_init, user_apply = spec.init, spec.apply
-    parameters = signature(user_apply).parameters.values()
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    wanted = {"train", "keys"} if takes_any else {p.name for p in parameters} & {"train", "keys"}
+def _from_functions(spec: ModelSpec) -> tuple[Init, list[Apply]]:
+    assert spec.init is not None
+    user_init, functions = spec.init, [spec.apply] if spec.stages is None else spec.stages
 
     def init(key: Array) -> Any:
         found = user_init(key)
@@ -123,19 +162,28 @@ def _from_functions(spec: ModelSpec) -> tuple[Init, Apply]:
             raise HotloopError("ModelSpec: stateful needs an init that gives (weights, state)")
         return found if spec.stateful else (found, {})
 
+    return init, [_with_state(function, spec.stateful) for function in functions]
+
+
+def _with_state(function: Any, stateful: bool) -> Apply:
+    """A user's apply, or a stage, as a function of weights, state, values, train and keys."""
+    parameters = signature(function).parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    wanted = {"train", "keys"} if takes_any else {p.name for p in parameters} & {"train", "keys"}
+
     def apply(weights: Any, state: Any, features: Any, train: bool, keys: Any) -> Any:
         options = {name: value for name, value in (("train", train), ("keys", keys)) if name in wanted}
-        if not spec.stateful:
-            return user_apply(weights, features, **options), state
-        found = user_apply(weights, state, features, **options)
+        if not stateful:
+            return function(weights, features, **options), state
+        found = function(weights, state, features, **options)
         if not (isinstance(found, tuple) and len(found) == 2):
             raise HotloopError("ModelSpec: stateful needs an apply that gives (outputs, state)")
         return found
 
-    return init, apply
+    return apply
 
 
-def _from_module(module: Any) -> tuple[Init, Apply]:
+def _from_module(module: Any) -> tuple[Init, list[Apply]]:
     """The parameters of a flax.nnx module are the weights, all else that it keeps (moving averages) is its state; its
     random streams are set anew from the key of each update."""
     try:
@@ -172,7 +220,7 @@ def _from_module(module: Any) -> tuple[Init, Apply]:
         rest = nnx.to_pure_dict(split(merged, nnx.Param, nnx.RngState, ...)[3])
         return outputs, jax.tree.map(lambda new, old: new.astype(old.dtype), rest, state)
 
-    return init, apply
+    return init, [apply]
 
 
 def _check(job: Job, mode: Mode, batch: Any) -> Any:
@@ -181,57 +229,42 @@ def _check(job: Job, mode: Mode, batch: Any) -> Any:
     samples = jax.tree.leaves(features)[0].shape[0]
     train = mode is Mode.TRAIN
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), samples)) if train else None
-    weights, state = _trace("init", job.init, jax.eval_shape(lambda: jax.random.key(0)))
+    weights, state = trace("init", job.init, jax.eval_shape(lambda: jax.random.key(0)))
     if not jax.tree.leaves(weights):
         raise HotloopError("ModelSpec.init gives no arrays: it must return the weights")
     for leaf in jax.tree.leaves(weights):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise HotloopError(
-                f"ModelSpec.init gives weights {_form(leaf)}: they must be floating, to have a gradient"
+                f"ModelSpec.init gives weights {describe_form(leaf)}: they must be floating, to have a gradient"
             )
 
     def apply(weights: Any, state: Any, features: Any, keys: Any) -> Any:
         return job.apply(weights, state, features, train, keys)
 
-    outputs, _ = _trace("apply", apply, weights, state, features, keys)
+    outputs, _ = trace("apply", apply, weights, state, features, keys)
     if mode is Mode.PREDICT:
         rows = job.spec.predictions or (lambda outputs: outputs)
-        for leaf in jax.tree.leaves(_trace("predictions", rows, outputs)):
+        for leaf in jax.tree.leaves(trace("predictions", rows, outputs)):
             if leaf.shape[:1] != (samples,):
                 raise HotloopError(
-                    f"ModelSpec: predictions gives {_form(leaf)} for {samples} samples: it needs a row for each"
+                    f"ModelSpec: predictions gives {describe_form(leaf)} for {samples} samples: it needs a row for each"
                 )
         return outputs
     if job.spec.loss is None and labels is None:
         raise HotloopError("input_fn gives no labels, and the model has no loss of its own that needs none")
     if job.spec.loss is None and hasattr(labels, "dtype") and jnp.issubdtype(labels.dtype, jnp.inexact):
         raise HotloopError(
-            f"labels are {_form(labels)}: the softmax cross-entropy needs whole numbers, the classes; convert them, or "
-            "give the ModelSpec a loss of its own"
+            f"labels are {describe_form(labels)}: the softmax cross-entropy needs whole numbers, the classes; convert "
+            "them, or give the ModelSpec a loss of its own"
         )
     for name, fn in {"loss": job.loss, **job.spec.metrics}.items():
-        value = _trace(name, fn, outputs, labels)
+        value = trace(name, fn, outputs, labels)
         if getattr(value, "shape", None) != (samples,):
             raise HotloopError(
-                f"ModelSpec: {name} gives {_form(value)} for {samples} samples: it needs one value for each of them, "
-                "not their mean"
+                f"ModelSpec: {name} gives {describe_form(value)} for {samples} samples: it needs one value for each of "
+                "them, not their mean"
             )
     return outputs
-
-
-def _trace(name: str, fn: Any, *forms: Any) -> Any:
-    try:
-        return jax.eval_shape(fn, *forms)
-    except HotloopError:
-        raise
-    except Exception as error:  # whatever a user's function throws
-        last = ", ".join(_form(leaf) for leaf in jax.tree.leaves(forms)[-3:])
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise HotloopError(f"ModelSpec: {name} failed on (..., {last}): {reason}") from error
-
-
-def _form(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
 
 
 def find_classes(loss: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Classes | None:
@@ -291,19 +324,21 @@ def update(job: Job) -> Callable[[State, NamedBatch, Array], tuple[State, dict[s
         figures = {name: value.mean(dtype=jnp.float32) for name, value in each.items()}
         return figures["loss"], (precision.cast(kept, jnp.dtype("float32")), figures)
 
+    options: dict[str, Any] = {
+        "policy": job.policy,
+        "optimiser": job.optimizer,
+        "scale": job.scale,
+        "mesh": job.mesh,
+        "accumulation": job.config.accumulation,
+    }
+    make: Callable[..., tuple[Trained, dict[str, Array]]] = partial(update_weights, loss, **options)
+    if job.stages is not None:
+        losses = make_losses(job.stages, job.policy, job.measure)
+        make = partial(update_in_stages, losses, schedule=job.stages.schedule, **options)
+
     def one(state: State, batch: NamedBatch, key: Array) -> tuple[State, dict[str, Array]]:
-        new, figures = update_weights(
-            loss,
-            Trained(*(state[name] for name in TRAINED)),
-            batch,
-            stream(key, "model", 0),
-            stream(key, "rounding", 0),
-            policy=job.policy,
-            optimiser=job.optimizer,
-            scale=job.scale,
-            mesh=job.mesh,
-            accumulation=job.config.accumulation,
-        )
+        old = Trained(*(state[name] for name in TRAINED))
+        new, figures = make(old, batch, stream(key, "model", 0), stream(key, "rounding", 0))
         return dict(zip(TRAINED, new, strict=True)), figures
 
     return one
@@ -321,6 +356,8 @@ def predict(job: Job) -> Callable[[State, Any], Any]:
 
 
 def _apply(job: Job, state: State, features: Any) -> Any:
+    if job.stages is not None and job.mesh is not None:
+        return compute_outputs(job.stages, job.policy, state["weights"], state["model"], features, job.mesh)
     weights, features = job.policy.to_compute(state["weights"]), job.policy.to_compute(features)
     outputs, _ = job.apply(weights, state["model"], features, False, None)
     return outputs

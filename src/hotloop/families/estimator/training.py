@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.checkpoint_folder import Keep, KeepBest, KeepLast
@@ -187,13 +186,13 @@ def run_training(
             estimator._say(f"nothing to train: {folder} holds {done:,} updates, {max_steps:,} were asked for")
             return
     source = estimator._read_input(input_fn, Mode.TRAIN)
-    parts = config.replicas * config.accumulation
-    if source.batch_size % parts:
+    job = estimator._job(Mode.TRAIN, source)
+    accumulation = job.config.accumulation
+    if source.batch_size % (parts := config.replicas * accumulation):
         raise DataError(
-            f"a batch of {source.batch_size} does not fall into {config.replicas} replicas x {config.accumulation} "
+            f"a batch of {source.batch_size} does not fall into {config.replicas} replicas x {accumulation} "
             f"parts: take a multiple of {parts}"
         )
-    job = estimator._job(Mode.TRAIN, source)
     if evaluation is None and config.best and config.best[0] not in ("loss", *job.spec.metrics):
         # A model_fn may measure more where it evaluates than where it trains.
         config.check_best(estimator._job(Mode.EVALUATE, source).spec.metrics)
@@ -205,7 +204,7 @@ def run_training(
         done = resumed.step if resumed else 0
         target = find_target(source, done, steps, max_steps)
         evaluates = evaluation is not None
-        plan = make_plan(config, source.batch_size, source.samples, source.length, target, evaluates)
+        plan = make_plan(job.config, source.batch_size, source.samples, source.length, target, evaluates)
         if isinstance(source, FromBatches) and (skipped := source.count_skipped(done)):
             estimator._say(
                 f"the first {skipped} batches of the input are passed over: they were trained on before"
@@ -244,9 +243,7 @@ def _first_state(estimator: Any, job: Job) -> State:
     with estimator._progress("initial weights", None), compiling():
         init = estimator._keep(("init", job), lambda: jax.jit(partial(model.init, job)))
         state: State = init(stream(seed_key(job.config.seed), "init", 0))
-    if job.mesh is not None:
-        everywhere = NamedSharding(job.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-        state = jax.device_put(state, everywhere)
+    state = job.place(state)
     with open_checkpoints(folder) as there:
         if folder.is_dir() and there.begun():
             there.check_fits(state)

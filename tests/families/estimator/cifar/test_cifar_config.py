@@ -1,13 +1,16 @@
 """The options of `hotloop estimator`: the old example's defaults, recipes, and what cannot work."""
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
+import jax
 import pytest
 
 from hotloop.cli.main import find_command
 from hotloop.cli.parser import resolve, scan
 from hotloop.errors import OptionError
+from hotloop.families.estimator.cifar import program
 from hotloop.families.estimator.cifar.config import RECIPE_OPTIONS, RECIPES, CifarConfig
 from hotloop.families.estimator.cifar.program import make_run_config
 from hotloop.options import build, options_of
@@ -59,6 +62,10 @@ def test_the_recipes_are_the_published_ones():
     assert (reference.learning_rate, reference.batch_size, reference.epochs) == (0.01, 32, 100)
     assert (keras.learning_rate, keras.batch_size, keras.epochs) == (1e-4, 32, 100)
     assert (fast.batch_size, fast.epochs) == (512, 25)
+    tf2 = read("--recipe tf2")
+    assert (tf2.learning_rate, tf2.batch_size, tf2.epochs) == (0.01, 16, 150)
+    assert (tf2.chosen.network, tf2.chosen.rule, tf2.chosen.augmentation) == ("tf2", "sgd", "none")
+    assert tf2.total_updates(50_000) == 468_750
 
 
 @pytest.mark.parametrize(
@@ -93,14 +100,63 @@ def test_evaluations_come_every_so_many_epochs_and_never_less_than_an_update_apa
         ({"gradient_accumulation_count": 64}, "--batch-size 32: .* take a multiple of 64"),
         ({"epochs": 0}, "--epochs 0: must be greater"),
         ({"learning_rate": -1}, "--learning-rate -1"),
-        ({"recipe": "slow"}, "--recipe slow: must be one of reference, keras, fast"),
+        ({"recipe": "slow"}, "--recipe slow: must be one of reference, keras, fast, tf2"),
         ({"log_interval": 0}, "--log-interval 0"),
+        ({"model_shard_position": 0}, "--model-shard-position 0: must be at least 1"),
+        (
+            {"model_shard_position": 18, "recipe": "tf2"},
+            "--model-shard-position 18: .* after one of the first 17",
+        ),
+        ({"model_shard_position": 17}, "--model-shard-position 17: .* --recipe reference has 17 layers"),
+        ({"model_shard_position": 7, "ipus": 3}, "--ipus 3: does not fall into pairs"),
+        ({"ipus": 0}, "--ipus 0: must be at least 1"),
+        ({"ipus": 3}, "--batch-size 32: does not fall into 3 replicas"),
+        ({"ipus": 4, "replicas": 2}, "--ipus 4 --replicas 2: together"),
+        (
+            {"pipeline_schedule": "Fast"},
+            "--pipeline-schedule Fast: must be one of Grouped, Interleaved, Sequential",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line_that_names_the_option(options, reason):
     with pytest.raises(OptionError, match=reason) as caught:
         build(CifarConfig, options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "replicas", "stages"),
+    [
+        ("", 1, 1),
+        ("--ip 4", 4, 1),
+        ("--replicas 2", 2, 1),
+        ("--ipus 2 --model_shard_position 7", 1, 2),
+        ("--ipus 4 --model_shard 7", 2, 2),
+        ("--ipus 4 --replicas 2 --model-shard-position 7", 2, 2),
+        ("--replicas 2 --model-shard-position 7", 2, 2),
+        ("--ipus 1 --model-shard-position 7", 1, 2),
+    ],
+)
+def test_devices_in_all_are_replicas_of_one_or_two_stages(line, replicas, stages):
+    config = read(line)
+    assert (config.asked_replicas, config.stages) == (replicas, stages)
+    assert make_run_config(config, 50_000).replicas == replicas
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("--ipus 8", (4, 2)), ("--ipus 16 --gradient-accumulation-count 2", (4, 8)), ("--ipus 2", (2, 1))],
+)
+def test_ipus_that_are_not_there_become_parts_of_a_batch(line, expected, monkeypatch):
+    monkeypatch.setattr(program.jax, "devices", lambda platform: jax.local_devices()[:4])
+    said = []
+    placed = program.place_replicas(read(line), said.append)
+    assert (placed.asked_replicas, placed.gradient_accumulation_count) == expected
+    assert len(said) == (expected[0] * expected[1] > 2)
+    if said:
+        assert re.fullmatch(
+            r"--ipus \d+ on 4 devices: \d+ replicas become 4 with accumulation .* stay", said[0]
+        )
 
 
 def test_a_run_of_no_update_is_refused():

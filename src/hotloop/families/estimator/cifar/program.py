@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from hotloop.data.catalogue import known_set
@@ -21,7 +22,8 @@ from hotloop.engine.progress import Console
 from hotloop.engine.run import check_makeable, default_path, read_events, read_json
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator.cifar.config import CifarConfig
-from hotloop.families.estimator.cifar.model import CLASSES, PARAMETERS, find_transform, model_fn
+from hotloop.families.estimator.cifar.model import CLASSES, find_transform, model_fn
+from hotloop.families.estimator.cifar.network import NETWORKS
 from hotloop.families.estimator.config import (
     CallFigures,
     EvalSpec,
@@ -39,6 +41,8 @@ from hotloop.options import to_jsonable
 TARGET = 0.75  # accuracy whose time is reported
 # Options that a test needs as they were in training.
 OPTIONS_OF_A_TEST = ("recipe", "learning_rate", "precision", "seed", "generated_data", "dataset_path")
+# Options that say how the network is divided, which its checkpoints do not depend on.
+STAGE_OPTIONS = ("model_shard_position", "pipeline_schedule")
 DEMO_TRAIN, DEMO_TEST = 2_000, 500
 DEMO_UPDATES, DEMO_POINTS = 120, 24
 
@@ -51,8 +55,7 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
         config = recall_options(config, folder, given, console.say)
     else:
         check_makeable(folder)
-    if config.replicas > 1:
-        device_mesh(config.replicas)  # too many are refused before data are read
+    config = place_replicas(config, console.say)
     if config.generated_data:
         data = generate_images(config.seed)
         console.say(f"data: {len(data.train):,} + {len(data.test):,} random images with random labels")
@@ -60,10 +63,11 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
         with console.progress("loading images"):
             data = load("cifar10", config.dataset_path, console.say, console.progress)
     updates = config.total_updates(len(data.train))
+    stages = {name: getattr(config, name) for name in STAGE_OPTIONS if config.stages > 1}
     estimator = Estimator(
         model_fn,
         make_run_config(config, len(data.train), folder, report),
-        {**_options_of_a_test(config), "updates": updates},
+        {**_options_of_a_test(config), "updates": updates, **stages},
         say=console.say,
         progress=console.progress,
     )
@@ -79,7 +83,7 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
             # What the compiler made of the test, and a profile of it.
             source, job = estimator._read_served(new_images, Mode.EVALUATE)
             assert isinstance(source, FromArrays)
-            _, state = estimator._restore(job, None)
+            state = job.place(estimator._restore(job, None)[1])
             evaluation = estimator._evaluation(source, job, None)
             evaluation.compile(state)
             seconds = evaluation.lower_seconds + evaluation.compile_seconds
@@ -89,6 +93,28 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
     if data.notice:
         console.warn(data.notice)
     return result
+
+
+def place_replicas(config: CifarConfig, say: Callable[[str], None]) -> CifarConfig:
+    """The options with as many replicas as there will be, before data are read: too many --replicas are refused, of
+    --ipus those that are missing become parts of a batch."""
+    asked, parts, there = (
+        config.asked_replicas,
+        config.gradient_accumulation_count,
+        len(jax.devices(platform())),
+    )
+    if config.ipus is None or asked <= there:
+        device_mesh(asked, 1, platform())
+        return replace(config, replicas=asked)
+    replicas = next(count for count in range(there, 0, -1) if asked * parts % count == 0)
+    on = f"--ipus {config.ipus} on {there} device{'s' * (there > 1)}"
+    became = (
+        f"{asked} replicas become {replicas} with accumulation {asked * parts // replicas} instead of {parts}"
+    )
+    say(f"{on}: {became}; the batch of {config.batch_size} and the learning rate stay")
+    return replace(
+        config, ipus=None, replicas=replicas, gradient_accumulation_count=asked * parts // replicas
+    )
 
 
 def generate_images(seed: int) -> Dataset:
@@ -121,7 +147,7 @@ def make_run_config(
         model_dir=folder,
         batch_size=config.batch_size,
         iterations_per_call=config.batches_per_step,
-        replicas=config.replicas,
+        replicas=config.asked_replicas,
         accumulation=config.gradient_accumulation_count,
         precision=config.precision or ("16.32" if half else "32.32"),
         seed=config.seed,
@@ -136,9 +162,9 @@ def make_run_config(
 def plan_run(config: CifarConfig) -> tuple[str, Plan]:
     """What would run: network and rule in a line, and the plan; nothing is fetched or compiled."""
     images, recipe = count_training_images(config), config.chosen
-    chosen = make_run_config(config, images)
+    chosen, parameters = make_run_config(config, images), NETWORKS[recipe.network].parameters
     line = (
-        f"{PARAMETERS:,} parameters, recipe {config.recipe}: {recipe.rule}, learning rate {config.learning_rate:g}, "
+        f"{parameters:,} parameters, recipe {config.recipe}: {recipe.rule}, learning rate {config.learning_rate:g}, "
         f"augmentation {recipe.augmentation}, precision {chosen.precision}; besides the events below a log every "
         f"{config.log_interval:g} s"
     )
