@@ -17,6 +17,7 @@ from hotloop.engine.pipeline_table import BACKWARD, IDLE, SCHEDULES, group_size,
 from hotloop.families.cnn.network import BATCH_NORM, Network, build
 from hotloop.families.cnn.options import DATASET_SIZES
 from hotloop.families.cnn.presets import PRESETS
+from hotloop.families.cnn.split_advice import advise
 from hotloop.families.cnn.stages import crossing_values, cut
 
 MEASURED = {256: 7337, 512: 7673}
@@ -34,6 +35,12 @@ MICRO, MICRO_BATCHES = 16, 128  # of `resnet50_16ipus_8k_bn_pipeline`
 RECOMPUTED = (
     3  # a backward tick in forward passes: the stage once more, then two products for each of its own
 )
+STAGES_MEASURED = {  # milliseconds of an update: one device, then each schedule; 16 micro-batches of 32 images
+    ("cifar_resnet8", 2): (244, {"Grouped": 244, "Interleaved": 211, "Sequential": 308}),
+    ("cifar_resnet8", 4): (244, {"Grouped": 261, "Interleaved": 275, "Sequential": 466}),
+    ("cifar_resnet20", 4): (534, {"Grouped": 521, "Interleaved": 532, "Sequential": 919}),
+}
+"""By `benchmarks/stages.py time`, stages cut by FLOPs, each on one of 16 processors; the page has the command."""
 MIB = 2**20
 Row = Sequence[object]
 
@@ -236,6 +243,21 @@ def stage_times() -> str:
     return table(["resnet50 in 4 stages", "schedule", "4 micro-batches", "16", "128"], rows)
 
 
+def stages_beside_the_model() -> str:
+    rows = []
+    for (name, stages), (alone, times) in STAGES_MEASURED.items():
+        size = DATASET_SIZES["cifar10"]
+        network = build(name, size.shape, size.classes)
+        shares = advise(network, stages, [node.flops for node in network.nodes], "FLOPs").shares
+        for schedule, measured in times.items():
+            expected = beside_one_device(schedule, shares, 16)
+            ticks = make_table(schedule, stages, 16).ticks
+            extra = f"{(measured - expected * alone) / ticks:.1f}"
+            rows.append([name, stages, schedule, ticks, f"{expected:.2f}", f"{measured / alone:.2f}", extra])
+    heads = ["network", "stages", "schedule", "ticks", "model", "measured", "more than the model, ms a tick"]
+    return table(heads, rows)
+
+
 def many_gpus(images_of: str) -> str:
     payload = reduced_bytes(resnet50())
     rows = []
@@ -271,6 +293,7 @@ TABLES = {
     "busy share": busy_shares,
     "what a stage of ResNet-50 costs": stage_costs,
     "time of an update in stages over one device's": stage_times,
+    "the model of stages beside a measurement": stages_beside_the_model,
     "256 images a GPU": lambda: many_gpus("a GPU"),
     f"a global batch of {LARGE_BATCH:,}": lambda: many_gpus("all"),
 }

@@ -38,6 +38,8 @@ OTHER_OPTIONS = {
     "--opt": "any option",
     "--micro": "a prefix, for an example",
     "--cases": "of benchmarks/, not of the command",
+    "--count": "of benchmarks/",
+    "--models": "of benchmarks/",
     "--evaluate": "of benchmarks/",
     "--no-compile": "of benchmarks/",
     "--no-keras": "of benchmarks/",
