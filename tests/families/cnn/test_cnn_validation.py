@@ -10,6 +10,7 @@ from cnn_words import job_of, typed
 from jax.sharding import NamedSharding
 
 from hotloop.data.dataset import Dataset, LabelledImages
+from hotloop.engine import processes
 from hotloop.engine.device import device_mesh
 from hotloop.engine.plan import EvaluationBatches
 from hotloop.engine.precision import SPLIT
@@ -202,6 +203,22 @@ def test_photographs_are_counted_once_in_any_batch_and_decoded_again_for_every_c
     assert (spread["second"], spread["samples"]) == (2, 5)
     assert spread["bright"] == pytest.approx(whole["bright"], rel=1e-6)
     assert again["bright"] == pytest.approx(2 * whole["bright"], rel=1e-6)
+
+
+@pytest.mark.parametrize("elsewhere", [0, 2])
+def test_broken_photographs_of_all_processes_are_counted_at_the_end(tmp_path, monkeypatch, elsewhere):
+    pytest.importorskip("PIL")
+    from pictures import image_folder
+
+    image_folder(tmp_path, {"validation": {"a": 3, "b": 2}})
+    (tmp_path / "validation/a/a_1.JPEG").write_bytes(b"no image")
+    words = f"--dataset imagenet --dataset-path {tmp_path} --training False --skip-corrupt --random-weights"
+    listener = Listener()
+    monkeypatch.setattr(processes, "gathered", lambda own: [own, elsewhere])
+    with open_source(typed(*words.split()).config, listener, seed=0) as source:
+        found = source.evaluation(lambda state, batch: {"label": batch["label"]}, 2)(None)
+    assert found == {"label": 2, "samples": 4}
+    assert f"--skip-corrupt: {1 + elsewhere} broken images" in listener.warnings[-1]
 
 
 def test_more_classes_of_photographs_than_the_network_has_are_refused(tmp_path):

@@ -145,8 +145,8 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
     )
     opened: list[Workers] = []
 
-    def say_skipped() -> None:
-        if skipped := sum(workers.skipped for workers in opened):
+    def say_skipped(of_all: Callable[[int], list[int]]) -> None:
+        if skipped := sum(of_all(sum(workers.skipped for workers in opened))):
             console.warn(
                 f"--skip-corrupt: {skipped} broken images (training replaced them, validation left them out)"
             )
@@ -179,9 +179,13 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
 
         return run
 
-    with ExitStack() as stack:
-        stack.callback(say_skipped)
-        yield ImageSource(size, feed, evaluation)
+    try:
+        with ExitStack() as stack:
+            yield ImageSource(size, feed, evaluation)
+    except BaseException:
+        say_skipped(lambda own: [own])  # others may not come to be asked
+        raise
+    say_skipped(processes.gathered)
 
 
 def _open_parts(config: TrainConfig) -> tuple[ImageStore | None, ImageStore | None]:
