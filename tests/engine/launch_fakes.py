@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from hotloop.engine.interrupt import Stopped, listen, print_to_stderr
 from hotloop.engine.launcher import FailedProcess, Launch, LostProcess, run_processes
@@ -17,8 +18,8 @@ FAKE = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_process.p
 LONGEST = 30.0
 
 
-def make_launch(words: str, count: int, program: tuple[str, ...] = FAKE, **settings: float) -> Launch:
-    return Launch(program, tuple(words.split()), ({},) * count, total=count, **settings)
+def make_launch(words: str, count: int, program: tuple[str, ...] = FAKE, **settings: Any) -> Launch:
+    return Launch(program, tuple(words.split()), ({},) * count, **{"total": count, **settings})
 
 
 def living_members(group: int) -> list[int]:
@@ -81,10 +82,14 @@ def main() -> int:
     parser.add_argument("--heartbeat", type=float, default=5)
     parser.add_argument("--stall", type=float, default=60)
     parser.add_argument("--max-restarts", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--total", type=int)
+    parser.add_argument("--coordinator")
     parser.add_argument("--program")
     parser.add_argument("words")
     given = vars(parser.parse_args())
     program = given.pop("program")
+    given["total"] = given["total"] or given["count"]
     listen()
     try:
         launch = make_launch(**given, program=(sys.executable, program) if program else FAKE)

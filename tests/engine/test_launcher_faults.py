@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from launch_fakes import find_processes, started, wait_until_gone
-from two_processes import LIMIT, PROGRAM, environment
+from two_processes import LIMIT, PROGRAM, environment, free_port
 
 from hotloop.engine.checkpoint_folder import find_steps, read_leaves, read_whole
 from hotloop.engine.run import read_events
@@ -122,6 +122,60 @@ def test_of_three_processes_any_may_be_lost_and_the_run_ends_the_same(tmp_path, 
     assert status == 0, errors
     assert f"process {victim} of 3 on " in errors
     assert (weights(tmp_path / "run") == whole).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_each_machines_launcher_watches_its_own_and_starts_again_when_a_peer_elsewhere_is_lost(
+    tmp_path, victim
+):
+    """Two launchers of one process each, as on two machines."""
+    whole, run = train(tmp_path / "whole", 2), tmp_path / "run"
+    toy = words(run, 2, seconds=0.05)[2:]
+    where = [
+        "--count",
+        "1",
+        "--total",
+        "2",
+        "--coordinator",
+        f"localhost:{free_port()}",
+        "--max-restarts",
+        "1",
+    ]
+    with (
+        started(*where, *toy, env=environment(1)) as first,
+        started(*where, "--first", "1", *toy, env=environment(1)) as second,
+    ):
+        launchers = (first, second)
+        groups = [find_processes(each.pid, 1)[0] for each in launchers]
+        wait_for_update(run, 4, first)
+        os.kill(groups[victim], signal.SIGKILL)
+        ended = [finish(each) for each in launchers]
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert re.search(
+        rf"process {victim} of 2 on \S+ was lost .*: killed by SIGKILL; all start", ended[victim][1]
+    )
+    other = ended[1 - victim][1]
+    assert re.search(
+        rf"process {1 - victim} of 2 on \S+ was lost .*: aborted, as jax does when a peer is gone", other
+    )
+    assert (weights(run) == whole).all()
+    assert wait_until_gone(groups) == [[], []]
+
+
+@pytest.mark.slow
+def test_a_process_that_never_comes_is_one_line_and_status_2(tmp_path):
+    """Two of three are started; the third, on another machine, is not."""
+    where = ["--total", "3", "--coordinator", f"localhost:{free_port()}"]
+    began = time.monotonic()
+    with started(*where, *words(tmp_path / "run", 2), env=environment(1, HOTLOOP_MEETING="8")) as process:
+        groups = find_processes(process.pid, 2)
+        status, errors = finish(process)
+    assert status == 2, errors
+    assert 8 < time.monotonic() - began < 60
+    assert re.search(r"error: process [01] of 3: .* within 8 s", errors)
+    assert errors.count("error:") == 1, errors
+    assert wait_until_gone(groups) == [[], []]
 
 
 def notes_of(process: int) -> Path:

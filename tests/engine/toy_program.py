@@ -17,7 +17,7 @@ from hotloop import Evaluation, Plan, Program, Resident, Streamed
 from hotloop.cli import Command, Context, option, run_program
 from hotloop.engine import processes
 from hotloop.engine.device import REPLICA, device_mesh
-from hotloop.engine.interrupt import print_to_stderr
+from hotloop.engine.interrupt import listen, print_to_stderr
 from hotloop.engine.progress import Console
 from hotloop.engine.training import open_training
 from hotloop.errors import DataError
@@ -111,4 +111,5 @@ def train(config: Config, console: Console | None = None) -> None:
 
 
 if __name__ == "__main__":
+    listen()
     sys.exit(run_program(Command("toy", "Train the toy.", Config, run)))

@@ -65,7 +65,9 @@ def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
         # The reader of our output has gone; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except (KeyboardInterrupt, Exception) as error:
+    except (KeyboardInterrupt, Exception) as raised:
+        processes = sys.modules.get("hotloop.engine.processes")
+        error = (processes and processes.explain_loss(raised)) or raised
         text, status = str(error), getattr(error, "exit_status", USAGE_ERROR)
         if isinstance(error, KeyboardInterrupt):
             stop = Stopped.because_of(error, text or "interrupted")
@@ -83,7 +85,7 @@ def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
         print_error(text)
         if _has_flag(words, "--json"):
             print_json({"error": text})
-        if processes := sys.modules.get("hotloop.engine.processes"):
+        if processes:
             processes.end(status, text)
         return status
 

@@ -23,6 +23,7 @@ LONGEST_LOG = 1 << 20  # bytes of a process's output that are kept, at most twic
 LAST_BYTES = 1 << 13
 ABORTED = 128 + signal.SIGABRT  # what a shell calls a process that jax ended because a peer was gone
 CHUNK = 1 << 16
+CHATTER = "[Gloo] Rank "  # a line about each connection, which says nothing of a failure
 
 
 class OrphanGuard(AbstractContextManager["OrphanGuard"]):
@@ -83,7 +84,7 @@ def read_last_lines(paths: Sequence[Path], count: int) -> list[str]:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
             text += file.read().decode(errors="replace").replace("\r", "\n") + "\n"
     lines = ("".join(each for each in line if each.isprintable()).strip() for line in text.split("\n"))
-    return [line for line in lines if line][-count:]
+    return [line for line in lines if line and not line.startswith(CHATTER)][-count:]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ POLL, LOOK = 0.05, 0.5  # seconds between looks for ended processes, and at note
 GRACE = 3.0  # seconds that the others of a lost process have, and that a save has to end
 STOP_GRACE = 10.0  # seconds in which all should follow one that was stopped, as agreed
 ECHO = 8.0  # seconds in which process 0 should have said what another failed of
+SAVING = 60.0  # seconds that it may take for that while it saves
 SHOWN_LINES = 10
 STOP_STATUSES = {128 + number: number for number in SIGNALS} | {-number: number for number in SIGNALS}
 ABORT_STATUSES = (-signal.SIGABRT, ABORTED)
@@ -203,6 +204,7 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
         first = self.processes[0]
         if first.number == 0 and first is not process:
             self._wait_until(lambda: first.status is not None, ECHO)
+            self._wait_until(lambda: first.status is not None or first.note.phase != "saving", SAVING)
             process = first if first.status == process.status else process
         last = process.last_lines(1)
         text = last[0].removeprefix("hotloop: error: ") if last else process.describe_end()

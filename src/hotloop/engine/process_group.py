@@ -7,6 +7,8 @@ Who waits does so in slices, so that signals are heard, and ends where another p
 import json
 import math
 import os
+import re
+import signal
 import sys
 import threading
 import time
@@ -32,6 +34,8 @@ CLOSING_SECONDS = 60.0
 """Seconds that it may take it once it is about to: a checkpoint may be on its way to the disk."""
 KEPT = 1000
 """Words of process 0 that stay readable for those who are behind; collectives keep them far closer than that."""
+LOSS = re.compile(r"[Gg]loo .*(reset|closed|refused|[Tt]imed out)|NCCL .*(remote|connection)")
+"""What an error says of a collective whose partner is gone."""
 WORDS = "hotloop/word/"
 STOP, FAILED = f"{WORDS}stop", f"{WORDS}failed"
 _LEAVING, _LEFT = "hotloop/leaving", "hotloop/left"
@@ -43,6 +47,12 @@ class PeerFailed(HotloopError):
     def __init__(self, process: int, text: str, status: int):
         super().__init__(f"process {process}: {text}")
         self.status = status
+
+
+class LostPeer(HotloopError):
+    """Another process is gone without a word; the status is that of one which jax aborts for it."""
+
+    exit_status = 128 + signal.SIGABRT
 
 
 @dataclass(eq=False)
@@ -73,11 +83,16 @@ class ProcessGroup:
                 return str(self.client.blocking_key_value_get(key, int(1000 * SLICE)))
             except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise HotloopError(
-                        f"process {self.index} has lost the others: process 0 is gone"
-                    ) from None
+                    raise LostPeer(f"process {self.index} has lost the others: process 0 is gone") from None
             if self.index:  # that process 0 takes its time is no stall of this one
                 self.waiting()
+
+    def explain_loss(self, error: BaseException) -> LostPeer | None:
+        """What an error of a collective means: that another process is gone; None for any other error."""
+        text = str(error)
+        if not isinstance(error, RuntimeError) or not LOSS.search(text):
+            return None
+        return LostPeer(f"process {self.index} has lost another one: {text.splitlines()[0][:200]}")
 
     def raise_failure(self) -> None:
         """Where another process has failed: PeerFailed."""

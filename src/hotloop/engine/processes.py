@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hotloop.engine import interrupt, process_log, rendezvous
 from hotloop.engine.interrupt import print_to_stderr
-from hotloop.engine.process_group import FAILED, STOP, WORDS, PeerFailed, ProcessGroup
+from hotloop.engine.process_group import FAILED, STOP, WORDS, LostPeer, PeerFailed, ProcessGroup
 from hotloop.errors import HotloopError
 
 if TYPE_CHECKING:
@@ -84,6 +84,11 @@ def greet(platform: str) -> None:
         raise HotloopError(
             f"a sum of ones over {len(devices)} devices is {total}: their network is not sound"
         )
+
+
+def explain_loss(error: BaseException) -> HotloopError | None:
+    """The line for an error that only means that another process is gone; None for any other, and for one process."""
+    return None if _group is None else _group.explain_loss(error)
 
 
 def count() -> int:
@@ -319,8 +324,10 @@ def end(status: int = 0, text: str = "") -> None:
         try:
             barrier("end")
         except HotloopError as error:
-            status = getattr(error, "status", 1)
+            status = getattr(error, "status", getattr(error, "exit_status", 1))
             print_to_stderr(f"hotloop: error: {error}")
+    if status == LostPeer.exit_status and group.failure is None:
+        os._exit(status)  # those who are left find out as this one did
     if status:
         if group.failure is not None:
             status = group.failure.status
