@@ -262,8 +262,9 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
                 self._stopped_since.pop(process.number, None)
             elif now - self._stopped_since.setdefault(process.number, now) > self.launch.heartbeat:
                 self._raise_lost(process, f"stopped (SIGSTOP) for {self.launch.heartbeat:g} s")
-        quiet = [each for each in self.running if now - each.progress_at > self.launch.stall]
-        if quiet:
+        if any(now - each.progress_at > self.launch.stall for each in self.running):
+            # They wait for each other, and who came furthest may have been quiet for longest.
+            quiet = [each for each in self.running if now - each.progress_at > self.launch.stall / 2]
             slowest = min(quiet, key=lambda each: (each.note.update, each.progress_at))
             self._raise_lost(slowest, f"it made no progress for {self.launch.stall:g} s (--stall)")
 

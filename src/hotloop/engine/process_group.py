@@ -87,12 +87,18 @@ class ProcessGroup:
             if self.index:  # that process 0 takes its time is no stall of this one
                 self.waiting()
 
-    def explain_loss(self, error: BaseException) -> LostPeer | None:
-        """What an error of a collective means: that another process is gone; None for any other error."""
+    def explain_loss(self, error: BaseException) -> HotloopError | None:
+        """What an error of a collective means: another process has failed, or is gone. None for any other error."""
         text = str(error)
         if not isinstance(error, RuntimeError) or not LOSS.search(text):
             return None
-        return LostPeer(f"process {self.index} has lost another one: {text.splitlines()[0][:200]}")
+        if self.failure is None:
+            return LostPeer(f"process {self.index} has lost another one: {text.splitlines()[0][:200]}")
+        if self.ended.is_set():
+            time.sleep(
+                CLOSING_SECONDS
+            )  # the thread that watches has said why, and is about to end this process
+        return self.failure
 
     def raise_failure(self) -> None:
         """Where another process has failed: PeerFailed."""
