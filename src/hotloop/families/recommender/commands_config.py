@@ -61,7 +61,7 @@ class CheckpointOptions(Options):
     )
     replicas: int | None = run_option(
         None,
-        "Devices that share the users; left out, as many as the run was trained on, or all where that is more.",
+        "Devices that share the users; left out, as many as the run was trained on, if there are so many.",
         check=positive,
         aliases=("--num-replicas",),
     )

@@ -251,7 +251,7 @@ class VcdEvaluate(LikelihoodOptions):
     seed: int = RUN(0, "Seed of all draws of the evaluation.", check=non_negative)
     replicas: int | None = RUN(
         None,
-        "Devices that share the images; left out, as many as the run was trained on, or all where that is more.",
+        "Devices that share the images; left out, as many as the run was trained on, if there are so many.",
         check=positive,
         aliases=("--num-replicas",),
     )
