@@ -73,10 +73,10 @@ def greet(platform: str) -> None:
         return
     import jax
     import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
     devices = jax.devices(platform)
-    mesh = jax.make_mesh((len(devices),), ("device",), devices=devices)
+    mesh = Mesh(np.array(devices, dtype=object), ("device",), axis_types=(AxisType.Auto,))
     ones = place(np.ones(len(devices), np.float32), NamedSharding(mesh, PartitionSpec("device")))  # type: ignore[no-untyped-call]
     barrier("devices")
     total = float(jax.jit(lambda x: x.sum())(ones))
