@@ -26,6 +26,8 @@ OTHER_NAMES = {
     # the old programs, TensorFlow's Estimator, torch's and Keras's recurrent layers, the reader's own module
     "Net", "EstimatorSpec", "IPURunConfig", "SessionRunHook", "after_run", "before_run", "export_saved_model",
     "iterations_per_loop", "minimize", "sparse_softmax_cross_entropy", "autoencoder_benchmark.py", "lstm_multi.py",
+    "IPUPipelineEstimatorSpec", "computational_stages", "OptimizerFunctionOutput", "offload_weight_update_variables",
+    "cifar10_ipu_estimator.py", "cifar10_ipu_estimator_replica.py", "cifar10_ipu_pipeline_estimator.py",
     "LARS_random", "SGD_random", "MLPerf_LARS",
     "bias_ih_l0", "bias_hh_l0", "recurrent_kernel", "pod16_conv", "train_small_batch_8", "benchmarks.yml",
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """A pipelined ModelSpec on devices of its own: it trains, evaluates and predicts as the undivided model does."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,16 @@ def test_the_state_of_a_stage_goes_from_part_to_part(tmp_path: Path) -> None:
         found.append(np.asarray(made._restore(job, None)[1]["model"]["norm"]["mean"]))
     assert abs(found[0] - 1).max() > 0.1
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+
+
+def test_the_pages_example_runs_in_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "estimator.md").read_text()
+    (program,) = (text for text in re.findall("```python\n(.*?)```", page, re.DOTALL) if "stages=" in text)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(program, names)  # noqa: S102
+    made, given = names["estimator"], (names["x"], names["y"])
+    assert made._job(Mode.TRAIN, made._read_input(given, Mode.TRAIN)).mesh.shape["stage"] == 2
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hotloop.engine import processes
-from hotloop.engine.device import device_mesh, platform
+from hotloop.engine.device import device_mesh, platform, replicas_that_fit
 from hotloop.engine.feed import common_length, fill_up, gather_rows, path_name
 from hotloop.engine.interrupt import print_to_stderr
 from hotloop.engine.loop import Evaluation, evaluate_batches, means_of, pad_batch
@@ -49,6 +49,12 @@ T = TypeVar("T")
 def _warn(text: str) -> None:
     if text.startswith("warning:"):
         print_to_stderr(text)
+
+
+def _make_temporary() -> str:
+    """A folder that process 0 makes and all use."""
+    made = tempfile.mkdtemp(prefix="hotloop-estimator-") if processes.is_writer() else ""
+    return str(processes.agreed(made))
 
 
 class Estimator:
@@ -102,7 +108,7 @@ class Estimator:
         self._model_fn, self.config = model_fn, config or RunConfig()
         self.params = dict(params or {})
         chosen = model_dir or self.config.model_dir
-        self.model_dir = Path(chosen or tempfile.mkdtemp(prefix="hotloop-estimator-"))
+        self.model_dir = Path(chosen or _make_temporary())
         self.last_run: dict[str, Any] = {}
         """After `train`: updates, images_per_second, training_seconds, lower_seconds, compile_seconds."""
         self._say = say or (_warn if quiet else print_to_stderr)
@@ -147,7 +153,8 @@ class Estimator:
         return self._note({**self._make_measure(source, job, steps)(state), "global_step": at}, name)
 
     def _note(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
-        append_line(self.model_dir / (f"eval_{name}" if name else "eval") / "results.jsonl", result)
+        if processes.is_writer():
+            append_line(self.model_dir / (f"eval_{name}" if name else "eval") / "results.jsonl", result)
         return result
 
     def _announce(self, result: dict[str, Any], name: str | None) -> None:
@@ -164,7 +171,7 @@ class Estimator:
         state = job.place(state)
         self._say(f"predictions of update {at:,} of {self.model_dir}")
         predict = self._keep(("predict", job), lambda: jax.jit(model.predict(job)))
-        size = fill_up(job.sharding, source.batch_size)
+        size, together = fill_up(job.sharding, source.batch_size), processes.spans_processes(state)
 
         def rows() -> Iterator[Any]:
             with self._progress("predicting", source.samples) as bar:
@@ -174,6 +181,9 @@ class Estimator:
                     if job.sharding is not None:
                         features = processes.place(features, job.sharding)
                     with nullcontext() if number else compiling():
+                        if together and not number:
+                            predict.lower(state, features).compile()
+                            processes.barrier("compiled")  # who waits in a collective gives up after 30 s
                         outputs = predict(state, features)
                     outputs = processes.fetch(outputs) if job.sharding else jax.tree.map(np.asarray, outputs)
                     yield from (jax.tree.map(lambda leaf: leaf[row], outputs) for row in range(count))  # noqa: B023
@@ -239,8 +249,10 @@ class Estimator:
             line = f"{wish} {on}: {len(spec.stages)} stages merge into one; batches and learning rate stay"
             self._keep(("merged", line), lambda: self._say(line))
             stages = 1
-        replicas = replicas if mode is Mode.TRAIN else min(replicas, there)
-        return device_mesh(replicas, stages, platform()) if replicas * stages > 1 else None
+        if mode is not Mode.TRAIN and stages == 1:
+            replicas = replicas_that_fit(replicas)
+        several = replicas * stages > 1 or processes.count() > 1
+        return device_mesh(replicas, stages, platform()) if several else None
 
     def _read_served(self, input_fn: Any, mode: Mode) -> tuple[Source, Job]:
         source = self._read_input(input_fn, mode)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.checkpoint_folder import Keep, KeepBest, KeepLast
 from hotloop.engine.drive import Diverged, LogWindow
@@ -76,7 +77,7 @@ class CheckpointEvaluation:
 
     def __call__(self, state: State) -> Mapping[str, Any]:
         """The figures of a state that is about to be saved; none when the last ones are too young."""
-        if time.monotonic() - self.since < self.throttle_seconds:
+        if processes.agreed(time.monotonic() - self.since < self.throttle_seconds):
             return {}
         self.found = self.measure({name: state[name] for name in INFERENCE_PARTS})
         self.since = time.monotonic()
@@ -182,7 +183,7 @@ def run_training(
     if max_steps is not None:
         done = estimator.latest_checkpoint() or 0
         # At the target, a stop or a kill may have left something to do after the last update.
-        if done > max_steps or (done == max_steps and _is_closed(folder)):
+        if done > max_steps or (done == max_steps and processes.agreed(_is_closed(folder))):
             estimator._say(f"nothing to train: {folder} holds {done:,} updates, {max_steps:,} were asked for")
             return
     source = estimator._read_input(input_fn, Mode.TRAIN)
@@ -271,7 +272,7 @@ def _open(estimator: Any) -> AbstractContextManager[TrainingRun]:
     if config.best:
         keep |= KeepBest(*config.best)
     sinks: list[Sink] = [ConsoleSink(estimator._say)]
-    if config.summary_steps:
+    if config.summary_steps and processes.is_writer():
         try:
             sinks.append(TensorBoardSink(folder / "tensorboard"))
         except MissingExtra as error:

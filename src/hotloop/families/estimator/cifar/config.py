@@ -190,6 +190,10 @@ class CifarConfig(Options):
         return 1 if self.model_shard_position is None else 2
 
     @property
+    def devices_per_replica(self) -> int:
+        return self.stages
+
+    @property
     def asked_replicas(self) -> int:
         """By --ipus where it is given; one device for two stages is a replica whose stages merge."""
         return self.replicas if self.ipus is None else max(1, self.ipus // self.stages)

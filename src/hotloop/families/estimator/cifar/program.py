@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hotloop.data.load import load
 from hotloop.data.local_files import find_set
 from hotloop.data.stand_ins import draw_objects
 from hotloop.engine import measure as reports
+from hotloop.engine import processes
 from hotloop.engine.device import device_mesh, platform
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Console
@@ -61,7 +63,8 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
         console.say(f"data: {len(data.train):,} + {len(data.test):,} random images with random labels")
     else:
         with console.progress("loading images"):
-            data = load("cifar10", config.dataset_path, console.say, console.progress)
+            loading = partial(load, "cifar10", config.dataset_path, console.say, console.progress)
+            data = processes.once_a_host(loading)
     updates = config.total_updates(len(data.train))
     stages = {name: getattr(config, name) for name in STAGE_OPTIONS if config.stages > 1}
     estimator = Estimator(

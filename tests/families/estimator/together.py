@@ -1,0 +1,81 @@
+"""An Estimator that trains, evaluates and predicts in as many processes as are started, for tests.
+
+Not a test: `python together.py FOLDER REPLICAS LABEL MOVED` prints what process 0 has, as JSON;
+`test_estimator_processes` starts it. LABEL is the sample whose label is changed (-1: none), MOVED what weights are
+moved by.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+from staged import X, Y, estimator, init, pipelined, undivided, weights, whole
+
+from hotloop import EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
+from hotloop.engine import processes
+from hotloop.engine.device import setup
+
+
+class Losses(Hook):
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def after_call(self, run: Any, first: int, metrics: Any) -> None:
+        self.found += metrics["loss"].tolist()
+
+
+def changed(sample: int) -> Any:
+    labels = Y.copy()
+    if sample >= 0:
+        labels[sample] = (labels[sample] + 1) % 3
+    return labels
+
+
+def moved_by(step: float) -> Any:
+    def start(key: Any) -> Any:
+        drawn = init(key)
+        return {**drawn, "one": {**drawn["one"], "bias": drawn["one"]["bias"] + step}}
+
+    return lambda: ModelSpec(init=start, apply=whole, optimizer=optax.sgd(0.2, momentum=0.9))
+
+
+def everything(folder: Path, replicas: int, label: int = -1, moved: float = 0.0) -> dict[str, Any]:
+    """Losses and weights of four updates from arrays and of four from batches, an evaluation and rows of both."""
+    labels, found = changed(label), {}
+    batches = [(X[at : at + 24], labels[at : at + 24]) for at in range(0, 96, 24)]
+    model = moved_by(moved) if moved else undivided
+    for name, input_fn in (("arrays", (X, labels)), ("batches", batches)):
+        losses = Losses()
+        made = estimator(folder / name, model, replicas=replicas, checkpoint_steps=2)
+        result = train_and_evaluate(made, TrainSpec(input_fn, 4, (losses,)), EvalSpec(batches))
+        rows = np.array(
+            [row["logits"] if isinstance(row, dict) else row for row in made.predict(lambda: X[:30])]
+        )
+        found[name] = {
+            "losses": losses.found,
+            "weights": {key: value.tolist() for key, value in weights(made).items()},
+            "result": result,
+            "rows": rows.tolist(),
+        }
+    return {**found, "processes": processes.count()}
+
+
+def in_stages(folder: Path) -> dict[str, Any]:
+    """The same model in two stages, each of which may lie in a process of its own."""
+    spec = {"spec": {"device_mapping": [0, 0, 1], "gradient_accumulation_count": 4}}
+    made = estimator(folder / "stages", pipelined, spec).train((X, Y), steps=4)
+    found = {key: value.tolist() for key, value in weights(made).items()}
+    return {"weights": found, "result": made.measure((X, Y))}
+
+
+if __name__ == "__main__":
+    setup("cpu")
+    place, replicas, label, moved = sys.argv[1:]
+    answer = everything(Path(place), int(replicas), int(label), float(moved))
+    if processes.count() > 1:
+        answer["stages"] = in_stages(Path(place))
+    if processes.is_writer():
+        print(json.dumps(answer))
