@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import staged_model as model
 import weight_toys
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -83,7 +84,7 @@ def toys(mesh: Any) -> Any:
     found: dict[str, list[float]] = {}
     everywhere = NamedSharding(mesh, PartitionSpec())
     for name, toy in weight_toys.TOYS.items():
-        for accumulation in (1, 3):
+        for accumulation in (1, 4):
             feed = Resident(toy.data, toy.samples, sharding=NamedSharding(mesh, PartitionSpec(REPLICA)))
             policy, optimiser = precision.parse("32.32"), optax.sgd(toy.rate)
             fresh = precision.init_trained(policy, optimiser, 1.0, {"w": jnp.float32(toy.start)})
@@ -170,10 +171,36 @@ def stages(folder: Path) -> Any:
     return processes.gathered([len(same), all(same)])
 
 
+def staged_gradients(mesh: Any) -> Any:
+    """How far an update in stages is from the undivided model's: four stages over both processes, and 2 x 2."""
+    found = []
+    plain, batch, key = optax.sgd(0.05, momentum=0.0), model.draw_batch(), jax.random.key(7)
+    whole = jax.jit(model.whole_update(model.WIDE, plain, accumulation=4))
+    expected, figures = whole(model.start(model.WIDE, plain), batch, key)
+    for starts, replicas in (("bcd", 1), ("c", 2)):
+        counts = {"replicas": replicas, "accumulation": 4 // replicas}
+        update, spread = model.staged_update(starts, "Interleaved", model.WIDE, plain, **counts)
+        split = NamedSharding(device_mesh(replicas, 4 // replicas), PartitionSpec(REPLICA))
+        placed, old = processes.place(batch, split), spread(model.start(model.WIDE, plain))
+        processes.barrier("spread")
+        run = jax.jit(lambda old, batch, update=update: update(old, batch, key))
+        new, others = run(old, placed)
+        other_label = {**batch, "label": (batch["label"] + (np.arange(48) == 47)) % 3}
+        changed, _ = run(old, processes.place(other_label, split))
+        gradients, control, theirs = (
+            model.merged(each).optimiser[0].trace for each in (new, changed, expected)
+        )
+        same = max(model.worst(gradients, theirs), model.worst(processes.fetch(others), figures))
+        found.append([same, model.worst(control, theirs)])
+    return processes.gathered(found)
+
+
 if __name__ == "__main__":
     setup("cpu")
     mesh = device_mesh(2 * processes.count())
     found = {"words": words(), "disagreement": disagreement()}
-    found |= {check.__name__: check(mesh) for check in (sums, keys, toys, rows, end_of_input)}
+    found |= {
+        check.__name__: check(mesh) for check in (sums, keys, toys, rows, end_of_input, staged_gradients)
+    }
     found["stages"] = stages(Path(sys.argv[1]))
     print(json.dumps(found))

@@ -53,7 +53,7 @@ def run_layers(layers, params, carry, values, samples, keys):
     carry = dict(carry)
     for name in layers:
         if name == "a":
-            x = samples["x"] + 0.1 * jax.vmap(jax.random.normal)(keys)[:, None]
+            x = samples["x"] + 0.1 * jax.vmap(jax.random.uniform)(keys)[:, None]
             values = {"h": x.astype(params["a"]["kernel"].dtype)}
         if name == "c":
             values = {"h": jnp.concatenate([values["h"], values["z"]], 1)}

@@ -1,3 +1,4 @@
+import os
 from dataclasses import dataclass
 
 import jax
@@ -76,3 +77,21 @@ def test_a_device_is_found_by_number_and_minus_one_is_the_first():
     assert device.pick_device(len(devices) - 1) == devices[-1]
     with pytest.raises(DeviceError, match=f"device_id={len(devices)}: .* 0 to {len(devices) - 1}"):
         device.pick_device(len(devices))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", ""),
+        ("--xla_a=1", "--xla_a=1"),
+        (f"{device.VIRTUAL_DEVICES}=8", f"{device.VIRTUAL_DEVICES}=8 {device.PATIENCE}=600"),
+        (
+            f"{device.VIRTUAL_DEVICES}=8 {device.PATIENCE}=5",
+            f"{device.VIRTUAL_DEVICES}=8 {device.PATIENCE}=5",
+        ),
+    ],
+)
+def test_virtual_devices_that_share_cores_may_wait_for_each_other(monkeypatch, given, expected):
+    monkeypatch.setenv("XLA_FLAGS", given)
+    device._let_virtual_devices_wait()
+    assert os.environ["XLA_FLAGS"] == expected

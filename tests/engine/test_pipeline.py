@@ -27,6 +27,7 @@ from hotloop.engine import optim
 from hotloop.engine.device import device_mesh
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
+from hotloop.engine.optim_keys import OPTIMISERS, USUAL_PARAMS
 from hotloop.engine.pipeline import SCHEDULES, evaluate_in_stages, spread_over_stages, update_in_stages
 from hotloop.engine.precision import AutoScale, init_trained, parse
 from hotloop.errors import HotloopError, OptionError
@@ -249,6 +250,16 @@ def test_an_optimiser_that_mixes_stages_is_refused_in_one_line():
         OptionError, match=r"^optimizer: its step for one stage .* take one that goes leaf by leaf"
     ):
         update(spread(start(WIDE, clip)), draw_batch(), KEY)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_every_optimiser_by_name_works_stage_by_stage(name):
+    """Traced alone, which finds what mixes stages and slots that do not divide."""
+    optimiser = optim.make(name, {**USUAL_PARAMS.get(name, {})}, weight_decay=1e-3, l2=1e-3, clip=1.0)
+    update, spread = staged_update("c", "Grouped", WIDE, optimiser, accumulation=2)
+    old = spread(start(WIDE, optimiser))
+    new, _ = jax.eval_shape(lambda old: update(old, draw_batch(), KEY, rate=0.1), old)
+    assert jax.tree.structure(new) == jax.tree.structure(old)
 
 
 def test_keys_in_two_stages_and_a_last_stage_without_a_loss_are_refused():

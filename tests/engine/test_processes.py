@@ -106,6 +106,13 @@ def test_a_weight_moves_as_by_hand_in_several_processes(checks):
             assert found[name] == pytest.approx([toy.result] * 2, rel=1e-6) and f"{toy.result:.7}" == name
 
 
+def test_stages_that_lie_in_several_processes_have_the_gradients_of_the_undivided_model(checks):
+    assert len(checks["staged_gradients"]) == 2
+    for differences in checks["staged_gradients"]:
+        for same, with_another_label in differences:
+            assert same < 1e-6 and with_another_label > 1e-3
+
+
 def test_each_sample_is_read_by_one_process_once_a_pass(checks):
     read = [numbers for numbers, alike in checks["rows"] if alike]
     assert len(read) == 2

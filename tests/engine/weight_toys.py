@@ -31,10 +31,10 @@ class Toy:
         return self.share * jnp.mean((w * batch["x"] - batch["y"]) ** 2)
 
 
-# One step of -2 (1 - 2) from 1; one of the mean of x^2, 14 / 3, a fifteenth, from 0.
+# The old program's: one step of -2 (1 - 2) from 1, and one of twice the mean of x^2 for 16 of them from 0 to 1.
 TOYS = {
-    "3.0": Toy((1.0,) * 12, slope=2, start=1, rate=1, share=1, result=3.0),
-    "0.3111111": Toy((1.0, 2.0, 3.0) * 4, slope=1, start=0, rate=1 / 15, share=0.5, result=14 / 45),
+    "3.0": Toy((1.0,) * 16, slope=2, start=1, rate=1, share=1, result=3.0),
+    "0.3111111": Toy(tuple(n / 15 for n in range(16)), slope=0, start=1, rate=1, share=1, result=14 / 45),
 }
 
 

@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from hotloop.engine.device import REPLICA, platform
 from hotloop.engine.keys import sample_keys
 from hotloop.engine.optim_keys import VELOCITY
-from hotloop.errors import OptionError
+from hotloop.errors import HotloopError, OptionError
 
 Tree = TypeVar("Tree")
 Params = TypeVar("Params")
@@ -339,7 +339,11 @@ def deal_to_groups(batch: Any, replicas: int, group: int, count: int) -> Any:
 
 def take_part(batch: Any, count: int) -> Callable[[Array | int], Any]:
     """The samples of one of `count` equal parts of a replica's share, by its number."""
-    size = jax.tree.leaves(batch)[0].shape[0] // count
+    size, odd = divmod(jax.tree.leaves(batch)[0].shape[0], count)
+    if odd:
+        raise HotloopError(
+            f"{count * size + odd} samples of a replica cannot be split into {count} equal parts"
+        )
     return lambda number: jax.tree.map(
         lambda leaf: lax.dynamic_slice_in_dim(leaf, number * size, size), batch
     )
