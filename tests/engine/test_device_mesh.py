@@ -79,19 +79,20 @@ def test_a_device_is_found_by_number_and_minus_one_is_the_first():
         device.pick_device(len(devices))
 
 
+VIRTUAL, PATIENCE = f"--{device.VIRTUAL_DEVICES}=8", f"--{device.CPU_PATIENCE}"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         ("", ""),
         ("--xla_a=1", "--xla_a=1"),
-        (f"{device.VIRTUAL_DEVICES}=8", f"{device.VIRTUAL_DEVICES}=8 {device.PATIENCE}=600"),
-        (
-            f"{device.VIRTUAL_DEVICES}=8 {device.PATIENCE}=5",
-            f"{device.VIRTUAL_DEVICES}=8 {device.PATIENCE}=5",
-        ),
+        (VIRTUAL, f"{VIRTUAL} {PATIENCE}=600"),
+        (f"{VIRTUAL} {PATIENCE}=5", f"{VIRTUAL} {PATIENCE}=5"),
     ],
 )
 def test_virtual_devices_that_share_cores_may_wait_for_each_other(monkeypatch, given, expected):
     monkeypatch.setenv("XLA_FLAGS", given)
-    device._let_virtual_devices_wait()
-    assert os.environ["XLA_FLAGS"] == expected
+    with device._patient_collectives():
+        assert os.environ["XLA_FLAGS"] == expected
+    assert os.environ["XLA_FLAGS"] == given
