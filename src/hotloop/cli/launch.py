@@ -199,6 +199,10 @@ def run(config: LaunchConfig, context: Context) -> Result:
     console = replace(context, json=launched.resolved.common.json)
     launch = plan_processes(launched, config, console)
     if rehearsal.is_on():
+        if "jax" not in sys.modules:  # this process stands for all of them
+            flags = os.environ.get("XLA_FLAGS", "")
+            every = f"--xla_force_host_platform_device_count={len(launch.environments)}"
+            os.environ["XLA_FLAGS"] = flags if "device_count" in flags else f"{flags} {every}".strip()
         dispatch(list(launch.words))
         return {}
     from hotloop.engine.launcher import FailedProcess, run_processes
