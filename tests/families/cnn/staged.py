@@ -88,11 +88,11 @@ def compiled(job):
     return jax.jit(model.update(job), compiler_options=QUICK)
 
 
-def trained(job, updates=1, state=None, batch=None):
+def trained(job, updates=1, state=None, batch=None, key=KEY):
     """The undivided state after so many updates and the last one's figures, as numpy arrays."""
     state = model.spread(job, state or drawn(job))
     for number in range(updates):
-        state, figures = compiled(job)(state, batch or samples(job, number), jax.random.fold_in(KEY, number))
+        state, figures = compiled(job)(state, batch or samples(job, number), jax.random.fold_in(key, number))
     return model.gather(state), jax.device_get(figures)
 
 

@@ -1,11 +1,15 @@
 """Which stages and replicas run on which devices: as asked for where there are enough, else merged and accumulated."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 from cnn_words import job_of
 
+from hotloop.engine.pipeline_table import SCHEDULES
 from hotloop.engine.plan import Batch
 from hotloop.errors import HotloopError
 from hotloop.families.cnn import job as jobs
+from hotloop.families.cnn.options import TrainConfig
 
 SPLITS = ("conv2_block2_out", "conv3_block1_out", "conv4_block2_out")
 PRESET = ("--config", "resnet50_16ipus_8k_bn_pipeline")
@@ -20,6 +24,10 @@ def error(*words, devices=1):
 
 def merging(job):
     return [notice for notice in job.notices if "merge" in notice or "become" in notice]
+
+
+def test_the_orders_to_choose_from_are_the_engines():
+    assert get_args(get_type_hints(TrainConfig)["pipeline_schedule"]) == SCHEDULES
 
 
 def test_with_enough_devices_stages_have_one_each_and_nothing_is_said():
