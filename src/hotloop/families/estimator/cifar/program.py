@@ -107,7 +107,8 @@ def place_replicas(config: CifarConfig, say: Callable[[str], None]) -> CifarConf
         len(jax.devices(platform())),
     )
     if config.ipus is None or asked <= there:
-        device_mesh(asked, 1, platform())
+        fit = asked * config.stages <= there  # or they merge
+        device_mesh(asked, config.stages if fit else 1, platform())
         return replace(config, replicas=asked)
     replicas = next(count for count in range(there, 0, -1) if asked * parts % count == 0)
     on = f"--ipus {config.ipus} on {there} device{'s' * (there > 1)}"
