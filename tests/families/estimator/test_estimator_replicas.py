@@ -50,9 +50,9 @@ def test_batches_of_a_loader_are_shared_too(one: Any) -> None:
     assert everywhere.measure(lambda: batches, steps=2)["samples"] == 32
 
 
-@pytest.mark.parametrize("count", [33, 2])
-def test_a_row_is_predicted_for_every_sample_in_order(count: int, one: Any) -> None:
-    found, expected = (list(each.predict(lambda: X[:count])) for each in (over_all(one), one))
+@pytest.mark.parametrize(("replicas", "count"), [(4, 33), (3, 33), (4, 2)])
+def test_a_row_is_predicted_for_every_sample_in_order(replicas: int, count: int, one: Any) -> None:
+    found, expected = (list(each.predict(lambda: X[:count])) for each in (over_all(one, replicas), one))
     assert len(found) == count
     for row, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(row["logits"], wanted["logits"], atol=1e-6)
