@@ -198,6 +198,11 @@ def test_the_plan_says_what_would_run(images, capsys):
     assert main(["estimator", "--data-dir", str(images), "--epochs", "1", "--plan"]) == 0
     said = capsys.readouterr().out
     assert "1,250,858 parameters, recipe reference: sgd" in said and "3 weight updates" in said
+    words = ["--recipe", "tf2", "--ipus", "4", "--model_shard_position", "7", "--gradient", "2", "--plan"]
+    assert main(["estimator", "--generated-data", *words]) == 0
+    said = capsys.readouterr().out
+    assert "1,260,106 parameters" in said and "two stages, the first of 7 layers, Grouped" in said
+    assert "micro batch 4 x replicas 2 x accumulation 2 = global batch 16" in said
 
 
 @pytest.mark.slow

@@ -172,6 +172,8 @@ def plan_run(config: CifarConfig) -> tuple[str, Plan]:
         f"augmentation {recipe.augmentation}, precision {chosen.precision}; besides the events below a log every "
         f"{config.log_interval:g} s"
     )
+    if config.stages > 1:
+        line += f"; two stages, the first of {config.model_shard_position} layers, {config.pipeline_schedule}"
     evaluates = config.evaluate_every is not None
     return line, make_plan(chosen, config.batch_size, images, None, config.total_updates(images), evaluates)
 
