@@ -252,6 +252,22 @@ def test_an_optimiser_that_mixes_stages_is_refused_in_one_line():
         update(spread(start(WIDE, clip)), draw_batch(), KEY)
 
 
+@pytest.mark.parametrize("limit", [0.05, 100.0])
+def test_a_norm_over_all_gradients_is_that_of_the_undivided_model(limit):
+    clip = optax.chain(optim.clip_by_global_norm(limit), optax.sgd(1.0))
+    plain = optax.chain(optax.clip_by_global_norm(limit), optax.sgd(1.0))
+    update, spread = staged_update("bd", "Interleaved", WIDE, clip, 128.0, accumulation=2, replicas=1)
+    batch = draw_batch()
+    found = merged(jax.jit(update)(spread(start(WIDE, clip, 128.0)), batch, KEY)[0]).params
+    whole = jax.jit(whole_update(WIDE, plain, 128.0, accumulation=2))
+    before = start(WIDE, plain, 128.0)
+    expected = merged(whole(before, batch, KEY)[0]).params
+    assert worst(found, expected) < 1e-6
+    steps = jax.tree.leaves(jax.tree.map(lambda a, b: np.ravel(a - b), expected, before.params))
+    moved = np.linalg.norm(np.concatenate(steps))
+    assert moved == pytest.approx(limit, rel=1e-5) if limit < 1 else 0.1 < moved < limit
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_by_name_works_stage_by_stage(name):
     """Traced alone, which finds what mixes stages and slots that do not divide."""

@@ -139,6 +139,23 @@ def at_rate(chain: Transformation, rate: float | Callable[[Any], Any]) -> optax.
     return optax.GradientTransformation(init, update)
 
 
+def clip_by_global_norm(limit: float) -> Transformation:
+    """All gradients made smaller together where their norm is above `limit`, as `optax.clip_by_global_norm` does it.
+
+    Unlike that one it may be in the chain of a model in stages, which hands over the norm of all of them.
+    """
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, global_norm: Any = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        squares = (jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(updates))
+        norm = jnp.sqrt(sum(squares)) if global_norm is None else global_norm
+        factor = limit / jnp.maximum(norm, limit)
+        return jax.tree.map(lambda leaf: (leaf * factor).astype(leaf.dtype), updates), state
+
+    return Transformation(optax.init_empty_state, update)
+
+
 class CountedState(NamedTuple):
     """The updates so far, and the state of the chain."""
 

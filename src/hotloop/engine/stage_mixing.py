@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
 from hotloop.engine.precision import FLOAT32, cast
@@ -28,6 +30,7 @@ def refuse_mixing(optimiser: Any, params: Layout, slots: Layout, extra: Any) -> 
     def update(gradients: Any, state: Any, weights: Any, extra: Any) -> Any:
         return optimiser.update(gradients, state, weights, **extra)
 
+    extra = with_global_norm(optimiser, extra, np.float32(1))
     traced = jax.make_jaxpr(update)(weights, state, weights, extra).jaxpr
     none = [frozenset[int]()] * len(jax.tree.leaves(extra))
     reached = follow(traced, [*owners, *slot_owners, *owners, *none])
@@ -35,8 +38,17 @@ def refuse_mixing(optimiser: Any, params: Layout, slots: Layout, extra: Any) -> 
         if found - own:
             raise OptionError(
                 "optimizer: its step for one stage depends on the gradients or weights of others, as a norm over all "
-                "of them does; take one that goes leaf by leaf, or train without stages"
+                "of them does; take one that goes leaf by leaf, or clip by hotloop.engine.optim.clip_by_global_norm"
             )
+
+
+def with_global_norm(optimiser: Any, extra: dict[str, Any], norm: Any) -> dict[str, Any]:
+    """What the optimiser of one stage is handed besides: the norm of all stages' gradients too, where it may."""
+    return (
+        {**extra, "global_norm": norm}
+        if isinstance(optimiser, optax.GradientTransformationExtraArgs)
+        else extra
+    )
 
 
 def _owners(layout: Layout) -> list[Stages]:

@@ -73,6 +73,8 @@ def photograph_figures(folder, devices):
         "1",
         "--strict-devices",
         "False",
+        "--pipeline-num-parallel",
+        "1",  # in this process, where decoding is watched
     )
     decoded, plain = [], PhotoReader.image
 
