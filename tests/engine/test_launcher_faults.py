@@ -114,8 +114,16 @@ def test_a_process_that_is_stopped_is_lost(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        (0, signal.SIGKILL),
+        (1, signal.SIGKILL),
+        (0, signal.SIGSTOP),
+        (2, signal.SIGSTOP),
+        (1, signal.SIGSEGV),
+    ],
+)
 def test_of_three_processes_any_may_be_lost_and_the_run_ends_the_same(tmp_path, victim, number):
     whole = train(tmp_path / "whole", 3)
     status, errors, _ = disturb(tmp_path / "run", 3, victim, number, "--max-restarts", "1")
@@ -195,8 +203,16 @@ def wait_for_phase(process: int, phase: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["the launcher", "process 0", "process 1"])
-@pytest.mark.parametrize("phase", ["starting", "loading", "compiling", "training", "saving"])
+@pytest.mark.parametrize(
+    ("phase", "to"),
+    [
+        *((phase, "the launcher") for phase in ("starting", "loading", "compiling", "training", "saving")),
+        ("loading", "process 0"),
+        ("compiling", "process 1"),
+        ("training", "process 0"),
+        ("saving", "process 1"),
+    ],
+)
 def test_a_stop_at_any_time_ends_all_and_the_run_goes_on_from_there(tmp_path, phase, to):
     whole, run = train(tmp_path / "whole", 2), tmp_path / "run"
     options = words(run, 2, seconds=0.2)

@@ -26,7 +26,7 @@ def equal_bits(tree, other):
 
 
 @pytest.mark.parametrize("mode", ["16.16", "16.32"])
-@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@pytest.mark.parametrize("half", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_a_state_of_several_types_comes_back_from_its_rows_with_every_bit(mode, half):
     policy = parse(mode, half)
     _, spread = staged_update("bd", "Grouped", policy, ADAM, accumulation=2)

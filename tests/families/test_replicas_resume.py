@@ -91,6 +91,7 @@ def leaves_of(run: Path) -> dict[str, Any]:
     return {name: [leaf["shape"], leaf["dtype"]] for name, leaf in manifest["leaves"].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_goes_on_on_another_number_of_devices(family: str, tmp_path: Path) -> None:
     train, states = FAMILIES[family], {}

@@ -69,8 +69,8 @@ def assert_same_training(found, wanted):
     ("way", "replicas"),
     [
         ("vcd", 2),
-        ("vcd", 4),
-        ("kl", 2),
+        pytest.param("vcd", 4, marks=SLOW),
+        pytest.param("kl", 2, marks=SLOW),
         pytest.param("global", 4, marks=SLOW),
         pytest.param("hoffman", 2, marks=SLOW),
     ],
@@ -90,6 +90,7 @@ def one_weight_moved(params):
     return {**params, "mean": ({**params["mean"][0], "b": moved}, *params["mean"][1:])}
 
 
+@pytest.mark.slow
 def test_the_comparison_sees_one_pixel_and_one_weight():
     other = BITS.copy()
     other[5, 300] ^= 1
@@ -179,9 +180,8 @@ def weighed(replicas, batch_size, changed=False):
     return jax.tree.map(np.asarray, figures)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "size"), [(3, 5), pytest.param(2, 11, marks=SLOW), pytest.param(4, 2, marks=SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("replicas", "size"), [(3, 5), (2, 11), (4, 2)])
 def test_likelihoods_are_those_of_one_device(monkeypatch, replicas, size):
     monkeypatch.setitem(likelihood.CHAINS, "cpu", 4)
     found, wanted = weighed(replicas, size), weighed(1, size)

@@ -128,7 +128,8 @@ def test_groups_take_every_device_that_there_is_and_merge_on_fewer():
     assert "2 replicas that share statistics become a micro-batch of 2" in some.notices[0]
 
 
-@pytest.mark.parametrize("on_device", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("on_device", [False, True])
 def test_made_up_images_are_the_same_for_groups_on_devices_and_for_the_merged(on_device):
     """Seen by the network: the losses of two updates."""
     losses = []

@@ -41,7 +41,8 @@ def losses(replicas, parts, on_device, splits=(), seed=3):
     return program(model.spread(job, copy_state(first_state())), 0, 2)[1]["loss"]
 
 
-@pytest.mark.parametrize("on_device", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("on_device", [False, True])
 def test_replicas_parts_and_stages_train_on_the_same_made_up_micro_batches(on_device):
     whole = losses(1, 4, on_device)
     assert np.isfinite(whole).all() and (whole > 0).all()

@@ -91,6 +91,7 @@ def test_time_is_measured_for_every_layer_and_alike_runs_once(monkeypatch):
     assert len(timed) == len(set(timed)) < sum(map(network.may_split, range(len(network.nodes))))
 
 
+@pytest.mark.slow
 def test_a_short_measurement_finds_positive_times():
     found = measure_layers(TOY, parse("32.32"), 2)
     assert len(found) == len(TOY.nodes) and min(found) > 0

@@ -90,6 +90,7 @@ def test_fewer_devices_than_replicas_are_enough_to_evaluate_and_predict(one: Any
     assert many._job(Mode.EVALUATE, source).mesh.shape["replica"] == jax.device_count()
 
 
+@pytest.mark.slow
 def test_a_training_on_replicas_evaluates_on_them(tmp_path: Path) -> None:
     results = [
         train_and_evaluate(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from staged import X, data, dense, estimator, first, init, pipelined, second, third, undivided
+from staged_estimator import X, data, dense, estimator, first, init, pipelined, second, third, undivided
 from test_estimator_stages import TWO, normalised, with_state
 
 from hotloop import ModelSpec, RunConfig

@@ -10,7 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from staged import X, Y, data, estimator, first, init, pipelined, right, second, third, undivided, weights
+from staged_estimator import (
+    X,
+    Y,
+    data,
+    estimator,
+    first,
+    init,
+    pipelined,
+    right,
+    second,
+    third,
+    undivided,
+    weights,
+)
 
 from hotloop import EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
 from hotloop.engine.stage_rows import StageRows
@@ -97,6 +110,7 @@ def _first_weights(folder: Path) -> Any:
     return jax.tree.map(np.asarray, init(stream(seed_key(1), "init", 0)))
 
 
+@pytest.mark.slow
 def test_one_changed_label_and_one_moved_weight_are_seen(whole: Any, tmp_path: Path) -> None:
     labels = Y.copy()
     labels[7] = (labels[7] + 1) % 3
@@ -122,6 +136,7 @@ def test_iterations_per_call_need_be_no_multiple_of_the_accumulation(tmp_path: P
     assert largest_difference(found, whole[0]) < 2e-6
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_that_of_the_undivided_model_and_goes_on_anywhere(whole: Any, tmp_path: Path) -> None:
     specs = {"spec": TWO}
     estimator(tmp_path, pipelined, specs).train(data, steps=1)
@@ -178,6 +193,7 @@ def test_each_device_holds_its_own_stage_alone_and_training_evaluates_what_it_ho
     assert {shard.data.shape for shard in rows.rows["float32"].addressable_shards} == {(1, max(sizes))}
 
 
+@pytest.mark.slow
 def test_the_optimizer_and_the_metrics_may_be_functions_as_they_were(whole: Any, tmp_path: Path) -> None:
     def optimizer_function(outputs: Any, labels: Any) -> Any:
         return optax.sgd(0.2, momentum=0.9), optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
@@ -231,6 +247,7 @@ def with_state(stage: Any = normalised, **fields: Any) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_the_state_of_a_stage_goes_from_part_to_part(tmp_path: Path) -> None:
     merged = estimator(tmp_path / "merged", with_state(device_mapping=[0, 0]), accumulation=4)
     divided = estimator(tmp_path / "divided", with_state(), accumulation=4)

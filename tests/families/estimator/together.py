@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import optax
-from staged import X, Y, estimator, init, pipelined, undivided, weights, whole
+from staged_estimator import X, Y, estimator, init, pipelined, undivided, weights, whole
 
 from hotloop import EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
 from hotloop.engine import processes

@@ -70,8 +70,8 @@ SLOW = pytest.mark.slow
     [
         ("joint", 2),
         ("sparse", 4),
-        ("alternate", 2),
-        ("none", 4),
+        pytest.param("alternate", 2, marks=SLOW),
+        pytest.param("none", 4, marks=SLOW),
         pytest.param("joint", 4, marks=SLOW),
         pytest.param("sparse", 2, marks=SLOW),
         pytest.param("alternate", 4, marks=SLOW),
@@ -133,7 +133,7 @@ def test_the_comparison_sees_a_mean_of_the_replicas_own_means(monkeypatch, name,
     ("options", "within"),
     [
         pytest.param({"precision": "16.32", "half": "float16"}, 2e-3, marks=SLOW),
-        ({"precision": "16.16", "half": "float16"}, 4e-3),
+        pytest.param({"precision": "16.16", "half": "float16"}, 4e-3, marks=SLOW),
         pytest.param({"precision": "16.16", "half": "bfloat16", "no_prng": True}, 2e-2, marks=SLOW),
     ],
 )
@@ -169,7 +169,15 @@ def measured(replicas, size):
     )
 
 
-@pytest.mark.parametrize(("replicas", "size"), [(2, 4), (2, 5), (3, 128), (4, 1)])
+@pytest.mark.parametrize(
+    ("replicas", "size"),
+    [
+        pytest.param(2, 4, marks=SLOW),
+        pytest.param(2, 5, marks=SLOW),
+        (3, 128),
+        pytest.param(4, 1, marks=SLOW),
+    ],
+)
 def test_errors_and_ranks_count_every_user_once(replicas, size):
     """Batches that the replicas do not divide are filled up, the old program's figure of whole batches among them."""
     one, several = measured(1, size), measured(replicas, size)
@@ -189,6 +197,7 @@ def run(tmp_path_factory):
         yield runs.make_run(tmp_path_factory.mktemp("replicas") / "here", replicas=2)
 
 
+@pytest.mark.slow
 def test_predictions_and_lists_are_those_of_one_device(run, tmp_path):
     tables, lists = [], []
     for replicas in (1, None, 3):
