@@ -662,6 +662,7 @@ STAGES = ["--pipeline-splits", "pool_0", "conv2d_1", "--device-mapping", "0", "0
 STAGES += ["--pipeline-schedule", "Interleaved"]
 
 
+@pytest.mark.slow
 def test_stages_train_the_same_are_validated_in_stages_and_go_on_where_there_is_one_device(
     toy, whole, tmp_path, monkeypatch
 ):

@@ -35,6 +35,7 @@ def linear_accuracy(images: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean((asked @ weights).argmax(1) == labels[TRAIN:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "classifier", "low", "high"),
     [
