@@ -268,6 +268,22 @@ def test_a_norm_over_all_gradients_is_that_of_the_undivided_model(limit):
     assert moved == pytest.approx(limit, rel=1e-5) if limit < 1 else 0.1 < moved < limit
 
 
+@pytest.mark.parametrize(
+    "chain",
+    [
+        lambda clip: optax.chain(optax.add_decayed_weights(0.5), clip, optax.sgd(1.0)),
+        lambda clip: optax.chain(
+            optax.masked(clip, lambda tree: {name: name == "a" for name in tree}), optax.sgd(1.0)
+        ),
+    ],
+)
+def test_a_norm_of_anything_but_all_gradients_is_refused_in_stages(chain):
+    clip = chain(optim.clip_by_global_norm(0.05))
+    update, spread = staged_update("c", "Grouped", WIDE, clip, accumulation=2)
+    with pytest.raises(OptionError, match=r"^optimizer: in stages clip_by_global_norm must be the first"):
+        update(spread(start(WIDE, clip)), draw_batch(), KEY)
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_by_name_works_stage_by_stage(name):
     """Traced alone, which finds what mixes stages and slots that do not divide."""

@@ -14,7 +14,9 @@ batch.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -142,18 +144,41 @@ def at_rate(chain: Transformation, rate: float | Callable[[Any], Any]) -> optax.
 def clip_by_global_norm(limit: float) -> Transformation:
     """All gradients made smaller together where their norm is above `limit`, as `optax.clip_by_global_norm` does it.
 
-    Unlike that one it may be in the chain of a model in stages, which hands over the norm of all of them.
+    Unlike that one it may be the first of a chain for a model in stages, which hands over the norm of all of them.
     """
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, global_norm: Any = None, **extra: Any
+        updates: Any, state: Any, params: Any = None, *, global_norm: "GlobalNorm | None" = None, **extra: Any
     ) -> tuple[Any, Any]:
         squares = (jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(updates))
-        norm = jnp.sqrt(sum(squares)) if global_norm is None else global_norm
+        norm = jnp.sqrt(sum(squares)) if global_norm is None else global_norm.of(updates)
         factor = limit / jnp.maximum(norm, limit)
         return jax.tree.map(lambda leaf: (leaf * factor).astype(leaf.dtype), updates), state
 
     return Transformation(optax.init_empty_state, update)
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalNorm:
+    """The norm of the gradients of all stages, of which one stage has `gradients`."""
+
+    value: Any
+    gradients: Any
+
+    def of(self, updates: Any) -> Any:
+        """The norm, if `updates` are the very gradients: what another link of a chain made of them has another one."""
+        pairs = zip_longest(*map(jax.tree.leaves, (updates, self.gradients)))
+        if all(ours is theirs for ours, theirs in pairs):
+            return self.value
+        raise OptionError(
+            "optimizer: in stages clip_by_global_norm must be the first of its chain, for all weights"
+        )
+
+
+def with_global_norm(optimiser: Any, extra: dict[str, Any], norm: Any, gradients: Any) -> dict[str, Any]:
+    """What the optimiser of one stage is handed besides: the norm of all stages' gradients too, where it may."""
+    takes = isinstance(optimiser, optax.GradientTransformationExtraArgs)
+    return {**extra, "global_norm": GlobalNorm(norm, gradients)} if takes else extra
 
 
 class CountedState(NamedTuple):

@@ -33,7 +33,7 @@ from hotloop.engine.precision import (
     take_part,
     take_part_with_keys,
 )
-from hotloop.engine.stage_mixing import refuse_mixing, with_global_norm
+from hotloop.engine.stage_mixing import refuse_mixing
 from hotloop.engine.stage_rows import BY_STAGE, Layout, StageRows
 from hotloop.errors import HotloopError
 
@@ -119,7 +119,7 @@ def update_in_stages(
         gradients = average_replicas(sums.gradients, axis)
         gradients = jax.tree.map(lambda row: row * (1 / judged.scale), gradients)
         squares = sum(jnp.sum(jnp.square(row)) for row in gradients.values())
-        given_besides = with_global_norm(optimiser, extra, jnp.sqrt(_over_stages(squares)))
+        norm = jnp.sqrt(_over_stages(squares))
         carried = [partial(running.unravel, rows=each) for each in centre_and_spread(sums.running, axis)]
 
         def step(stage: int) -> Any:
@@ -129,7 +129,15 @@ def update_in_stages(
             numbers = _leaf_numbers(layouts[0], layouts[1], stage)
             given = layouts[0].unravel(stage, gradients)
             stepped = optimise(
-                policy, optimiser, given, slots, params, rounding_key, numbers=numbers, **given_besides
+                policy,
+                optimiser,
+                given,
+                slots,
+                params,
+                rounding_key,
+                numbers=numbers,
+                global_norm=norm,
+                **extra,
             )
             new = (*stepped, finish(kept, *(carry(stage) for carry in carried)))
             return tuple(layout.ravel(stage, tree) for layout, tree in zip(layouts, new, strict=True))

@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 
 from hotloop.engine.device import REPLICA, platform
 from hotloop.engine.keys import sample_keys
+from hotloop.engine.optim import with_global_norm
 from hotloop.engine.optim_keys import VELOCITY
 from hotloop.errors import HotloopError, OptionError
 
@@ -399,16 +400,20 @@ def optimise(
     key: Array,
     *,
     numbers: Sequence[int] | None = None,
+    global_norm: Array | None = None,
     **extra: Any,
 ) -> tuple[Params, Any]:
     """One step of an optax optimiser: all arithmetic in float32, parameters and state rounded back as kept.
 
     `extra` is what its update takes besides, such as `rate=` for those of `optim`. The state is rounded by the policy,
     too: a bfloat16 average that moves by a thousandth at a time would never move if it were rounded to nearest.
-    Where these are some leaves of a larger tree, `numbers` are their places in it, so that they round as they do there.
+    Where these are some leaves of a larger tree, `numbers` are their places in it, so that they round as they do there,
+    and `global_norm` is that of all its gradients.
     """
-    wide, wide_state = cast(params, FLOAT32), cast(state, FLOAT32)
-    updates, new_state = optimiser.update(cast(gradients, FLOAT32), wide_state, wide, **extra)
+    wide, wide_state, wide_gradients = (cast(tree, FLOAT32) for tree in (params, state, gradients))
+    if global_norm is not None:
+        extra = with_global_norm(optimiser, extra, global_norm, wide_gradients)
+    updates, new_state = optimiser.update(wide_gradients, wide_state, wide, **extra)
     total = jax.tree.map(jnp.add, wide, updates)
     leaves, structure = jax.tree.flatten((total, new_state))
     rounded = []

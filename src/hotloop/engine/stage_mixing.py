@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
-import optax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal, Var
 
+from hotloop.engine.optim import with_global_norm
 from hotloop.engine.precision import FLOAT32, cast
 from hotloop.engine.stage_rows import Layout
 from hotloop.errors import OptionError
@@ -28,9 +28,9 @@ def refuse_mixing(optimiser: Any, params: Layout, slots: Layout, extra: Any) -> 
     owners, slot_owners = _owners(params), _owners(slots)
 
     def update(gradients: Any, state: Any, weights: Any, extra: Any) -> Any:
-        return optimiser.update(gradients, state, weights, **extra)
+        besides = with_global_norm(optimiser, extra, jnp.float32(1), gradients)
+        return optimiser.update(gradients, state, weights, **besides)
 
-    extra = with_global_norm(optimiser, extra, np.float32(1))
     traced = jax.make_jaxpr(update)(weights, state, weights, extra).jaxpr
     none = [frozenset[int]()] * len(jax.tree.leaves(extra))
     reached = follow(traced, [*owners, *slot_owners, *owners, *none])
@@ -40,15 +40,6 @@ def refuse_mixing(optimiser: Any, params: Layout, slots: Layout, extra: Any) -> 
                 "optimizer: its step for one stage depends on the gradients or weights of others, as a norm over all "
                 "of them does; take one that goes leaf by leaf, or clip by hotloop.engine.optim.clip_by_global_norm"
             )
-
-
-def with_global_norm(optimiser: Any, extra: dict[str, Any], norm: Any) -> dict[str, Any]:
-    """What the optimiser of one stage is handed besides: the norm of all stages' gradients too, where it may."""
-    return (
-        {**extra, "global_norm": norm}
-        if isinstance(optimiser, optax.GradientTransformationExtraArgs)
-        else extra
-    )
 
 
 def _owners(layout: Layout) -> list[Stages]:
