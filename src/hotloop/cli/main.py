@@ -64,6 +64,8 @@ def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
     except BrokenPipeError:
         # The reader of our output has gone; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if processes := sys.modules.get("hotloop.engine.processes"):
+            processes.end(BROKEN_PIPE, "nobody reads what it prints any more")
         return BROKEN_PIPE
     except (KeyboardInterrupt, Exception) as raised:
         processes = sys.modules.get("hotloop.engine.processes")

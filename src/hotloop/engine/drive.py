@@ -215,7 +215,8 @@ class _Driver:
 
     def __post_init__(self) -> None:
         self.window = LogWindow(self.latest, self.resumed.position["window"] if self.resumed else None)
-        self.to_profile = self.report
+        # All processes wait for the piece that the first one profiles, so that they log after the same pieces.
+        self.to_profile = bool(processes.agreed(self.report is not None))
         longest = self.program.updates_per_call
         usual = None if self.program.any_count else min(self.plan.updates_per_call, longest)
         self.pieces = Pieces(longest, usual)
@@ -307,10 +308,11 @@ class _Driver:
                 write_program_report(self.report, program.compiled, lowering + compiling, "training")
             self._decide()
             self._stop_if_asked(state, done)
-        profiled = self.to_profile if profile else None
+        profiled = self.to_profile and profile
         if profiled:
             self._collect(leave=0)
-        with trace_program(profiled, "training") if profiled else nullcontext() as trace:
+        traced = self.report if profiled else None
+        with nullcontext() if traced is None else trace_program(traced, "training") as trace:
             began = time.perf_counter()
             ahead = next(self.plan.spans(done + count), None)
             following = self.pieces.next(ahead.count) if ahead else 0
@@ -319,7 +321,8 @@ class _Driver:
             if profiled:
                 self._collect(leave=0)
         if profiled:
-            self.to_profile = None
+            self.to_profile = False
+        if traced is not None:
             self.run.event("profile", **self._place(done + count), updates=count, folder=str(trace))
         return state
 

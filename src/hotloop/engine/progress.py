@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from hotloop.engine import processes
 from hotloop.engine.interrupt import print_to_stderr
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Progress:
     """A piece of work that is under way; this one shows nothing."""
 
     def advance(self, amount: float = 1) -> None:
-        """So much more of the total is done."""
+        """So much more of the total is done, which a launcher's watch should hear of, too."""
+        processes.note()
 
     def update(self, description: str) -> None:
         """Say something else beside the bar."""
@@ -66,6 +68,7 @@ class _Bar(Progress):
         self._done = 0.0
 
     def advance(self, amount: float = 1) -> None:
+        super().advance(amount)
         self._done += amount
         self._shown.advance(self.task, amount)
 
