@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,13 @@ def train(run: Path, count: int) -> "np.ndarray[Any, Any]":
     return weights(run)
 
 
+@cache
+def undisturbed(count: int) -> "np.ndarray[Any, Any]":
+    """The last weights of a run of so many processes that nothing happens to."""
+    with TemporaryDirectory() as folder:
+        return train(Path(folder) / "run", count)
+
+
 def disturb(run: Path, count: int, victim: int, number: int, *before: str) -> tuple[int, str, float]:
     """Send a signal to one process after the checkpoint of update 4: status, what was said, seconds until the end."""
     given = [*before, *words(run, count, seconds=0.05)]
@@ -86,7 +95,7 @@ def disturb(run: Path, count: int, victim: int, number: int, *before: str) -> tu
     "victim", [pytest.param(1, id="a worker"), pytest.param(0, id="process 0", marks=pytest.mark.slow)]
 )
 def test_after_a_kill_and_a_restart_the_weights_are_those_of_the_undisturbed_run(tmp_path, victim):
-    whole = train(tmp_path / "whole", 2)
+    whole = undisturbed(2)
     status, errors, _ = disturb(tmp_path / "run", 2, victim, signal.SIGKILL, "--max-restarts", "1")
     assert status == 0, errors
     assert re.search(
@@ -125,7 +134,7 @@ def test_a_process_that_is_stopped_is_lost(tmp_path):
     ],
 )
 def test_of_three_processes_any_may_be_lost_and_the_run_ends_the_same(tmp_path, victim, number):
-    whole = train(tmp_path / "whole", 3)
+    whole = undisturbed(3)
     status, errors, _ = disturb(tmp_path / "run", 3, victim, number, "--max-restarts", "1")
     assert status == 0, errors
     assert f"process {victim} of 3 on " in errors
@@ -138,7 +147,7 @@ def test_each_machines_launcher_watches_its_own_and_starts_again_when_a_peer_els
     tmp_path, victim
 ):
     """Two launchers of one process each, as on two machines."""
-    whole, run = train(tmp_path / "whole", 2), tmp_path / "run"
+    whole, run = undisturbed(2), tmp_path / "run"
     toy = words(run, 2, seconds=0.05)[2:]
     where = [
         "--count",
@@ -214,7 +223,7 @@ def wait_for_phase(process: int, phase: str) -> None:
     ],
 )
 def test_a_stop_at_any_time_ends_all_and_the_run_goes_on_from_there(tmp_path, phase, to):
-    whole, run = train(tmp_path / "whole", 2), tmp_path / "run"
+    whole, run = undisturbed(2), tmp_path / "run"
     options = words(run, 2, seconds=0.2)
     with started(*options, env=environment(1)) as process:
         groups = find_processes(process.pid, 2)
