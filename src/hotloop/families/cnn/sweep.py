@@ -102,7 +102,7 @@ def check_rows(plan: SweepPlan, journal: Journal) -> None:
     number = (int, float, NoneType)
     kinds = dict.fromkeys(("objective", *OBJECTIVES, "epoch", "seconds"), number)
     for trial, row in journal.rows.items():
-        good = all(type(row.get(name)) in kind for name, kind in kinds.items())
+        good = all(name in row and type(row[name]) in kind for name, kind in kinds.items())
         if not good or row.get("trial") != trial or row.get("status") not in STATUSES:
             raise RunError(f"{journal.path}: the row of trial {trial} is no sweep's: the file was altered")
     for trial, values in journal.begun.items():
