@@ -303,12 +303,10 @@ def _check_coordinator(coordinator: str, *, listens_here: bool) -> None:
         raise OptionError(f"--coordinator {coordinator}: must be HOST:PORT")
     _check_host_names([found[1]])
     if listens_here:
+        from hotloop.engine.rendezvous import probe_port
+
         try:
-            with socket.socket() as probe:
-                probe.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                )  # one that is just being given up is free
-                probe.bind(("", int(found[2])))
+            probe_port(int(found[2]))
         except OSError as error:
             raise OptionError(
                 f"--coordinator {coordinator}: the port cannot be used here ({error.strerror})"

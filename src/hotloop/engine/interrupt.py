@@ -160,14 +160,16 @@ class _Listener(StopRequest):
             waiting.start()
 
     def _leave(self, number: int) -> None:
-        def kill_workers() -> None:  # those of `multiprocessing` would wait for work for ever
-            if module := sys.modules.get("multiprocessing.process"):
-                for child in module.active_children():
-                    child.kill()
-
         for act in (*self.before_leaving, kill_workers):
             _briefly(act)
         os._exit(128 + number)  # the main thread may be inside compiled code: nothing gentler reaches it
+
+
+def kill_workers() -> None:
+    """End this process's children of `multiprocessing`, which would wait for work for ever once it is gone."""
+    if module := sys.modules.get("multiprocessing.process"):
+        for child in module.active_children():
+            child.kill()
 
 
 def name_of(number: int) -> str:

@@ -183,9 +183,7 @@ class ProcessGroup:
                 if not self.index and len(self.client.key_value_dir_get(f"{_LEFT}/")) == self.count - 1:
                     break
                 time.sleep(0.05)
-        if module := sys.modules.get("multiprocessing.process"):
-            for child in module.active_children():  # which would wait for work for ever
-                child.kill()
+        interrupt.kill_workers()
         os._exit(status)
 
 

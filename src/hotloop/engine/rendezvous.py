@@ -147,13 +147,18 @@ def meet(place: Place) -> Any:
 
 def _check_port(coordinator: str, here: str) -> None:
     """DeviceError where process 0's port is taken: jax 0.11 ends by a segmentation fault there."""
-    with socket.socket() as mine:
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            mine.bind(("", int(coordinator.rpartition(":")[2])))
-        except (OSError, OverflowError):
-            reason = f"its port at {coordinator} is in use; choose another one"
-            raise DeviceError(f"{here} cannot begin: {reason}") from None
+    try:
+        probe_port(int(coordinator.rpartition(":")[2]))
+    except (OSError, OverflowError):
+        reason = f"its port at {coordinator} is in use; choose another one"
+        raise DeviceError(f"{here} cannot begin: {reason}") from None
+
+
+def probe_port(port: int) -> None:
+    """OSError where a process of this machine cannot listen at a port; one that is just being given up is free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", port))
 
 
 def _seconds(name: str, default: int) -> int:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cnn_words import typed
+from staged import samples
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.feed import Resident
@@ -85,14 +86,6 @@ def begun(job):
         "scale": init_trained(job.policy, job.optimiser, job.scale, {}).scale,
         "update": np.int32(0),
     }
-
-
-def samples(job, seed=0):
-    """A global batch."""
-    draws, (shape, classes) = np.random.default_rng(seed), job.size[2:]
-    count = job.batch.global_
-    pixels = draws.integers(0, 256, (count, *shape)).astype(np.uint8)
-    return {"image": pixels, "label": draws.integers(0, classes, count).astype(np.int32)}
 
 
 @cache
