@@ -103,6 +103,8 @@ def test_every_process_gets_the_command_with_the_replicas_of_the_launch(launches
 def test_without_replicas_there_is_one_for_each_process(launches, separator, capsys):
     assert status_of("--num-instances=2", *separator, "estimator", "--epochs", "1") == 0
     assert launches[0].words == ("estimator", "--epochs", "1", "--replicas", "2")
+    assert status_of("--num-instances=2", *separator, "estimator", "--ipus", "4") == 0
+    assert launches[1].words == ("estimator", "--ipus", "4")  # which are four
     assert capsys.readouterr().err == ""
 
 
@@ -132,6 +134,11 @@ def test_more_instances_than_devices_are_fewer_processes_and_one_line(launches, 
     )
     assert status_of("--num-instances", "6", "--", *TRAIN) == 0
     assert launches[1].total == 3  # which divides the replicas
+    split = ("--pipeline-splits", "conv2_block1_post_addition_relu")
+    assert status_of("--num-instances", "6", "--num-replicas", "3", "--", *TRAIN, *split) == 0
+    assert launches[2].total == 3  # and not 2, which 3 replicas cannot share when their stages merge
+    assert status_of("--num-instances", "8", "--num-replicas", "4", "--", *TRAIN, *split) == 0
+    assert launches[3].total == 4
 
 
 def test_strict_devices_refuses_them(launches, capsys):

@@ -103,6 +103,7 @@ TRAIN = computing_command(
     "Train, then validate every checkpoint.",
     TrainConfig,
     run_train,
+    check="cnn.job:check_before_devices",
     xla_flags=DETERMINISTIC,
     presets=PRESETS,
     epilog=EPILOG,

@@ -48,6 +48,8 @@ PHRASES = {
     "optimizer: params:": "--optimizer-params:",
 }
 """Arguments that are called alike in two functions."""
+OF_LAUNCH = frozenset({"num_instances"})
+"""Options of `hotloop launch` that a process of any command may speak of."""
 NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")
 """What stands to the right in its column: a number, perhaps with separators or per cent, or a dash in its place."""
 
@@ -145,6 +147,9 @@ class Command:
     """An option that may name a run as well, where `run` is left out and no configuration is named."""
     on_device: bool = False
     """Whether the device that the options ask for is opened before it runs."""
+    check: str = ""
+    """`module:function` of `hotloop.families`, called with the config and the names of the options on the command line
+    before that device is opened: it refuses what no device could do."""
     xla_flags: Mapping[str, str] = field(default_factory=dict)
     """Options that XLA is given as a flag, which must be there before the device is opened."""
     verbatim: bool = False
@@ -167,7 +172,8 @@ def spell_options(text: str, options: Collection[str]) -> str:
 
     def spelled(found: re.Match[str]) -> str:
         argument, flag = found.groups()
-        name = next((n for n in (argument, *OTHER_NAMES.get(argument, ())) if n in options), None)
+        names = (argument, *OTHER_NAMES.get(argument, ()))
+        name = next((n for n in names if n in options or n in OF_LAUNCH), None)
         if name is None:
             return found[0]
         return f"--{name.replace('_', '-')}" + ("" if flag else " ")

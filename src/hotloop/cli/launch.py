@@ -19,6 +19,7 @@ from typing import Any
 from hotloop import rehearsal
 from hotloop.cli.command import Command, Context, Result, print_json
 from hotloop.cli.parser import Resolved, resolve, scan
+from hotloop.engine.device_shares import check_instances, find_devices
 from hotloop.errors import DeviceError, HotloopError, OptionError
 from hotloop.options import argument, at_least, option, positive, values_of
 
@@ -91,6 +92,7 @@ class Launched:
     command: Command
     given: Mapping[str, Any]
     resolved: Resolved
+    replicas: int | None = None  # how many there will be; None for a command without
 
     @property
     def replica_option(self) -> str | None:
@@ -150,34 +152,24 @@ def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) 
         if wanted is not None:
             raise OptionError(f"--num-replicas {wanted}: {launched.path} has no replicas")
         return launched
-    own = values_of(launched.resolved.config)[name]
-    is_own = name in launched.given or name in launched.resolved.configured
+    chosen = launched.resolved.config
+    own = getattr(
+        chosen, "asked_replicas", values_of(chosen)[name]
+    )  # --ipus of the estimator means some, too
+    is_own = not {name, "ipus"}.isdisjoint(launched.given.keys() | launched.resolved.configured)
     if launched.path not in TRAININGS:
         replicas = wanted or own
     else:
         replicas = wanted or (own if is_own else instances)
-        _check_instances(instances, replicas, check_devices_per_replica(launched, config.ipus_per_replica))
+        check_instances(instances, replicas, check_devices_per_replica(launched, config.ipus_per_replica))
     if wanted is not None and is_own and own != wanted:
         context.warn(f"--num-replicas {wanted} replaces {own} of {launched.path}")
+    launched = replace(launched, replicas=replicas)
     if replicas != own:
         launched = launched.with_words(f"--{name.replace('_', '-')}", str(replicas))
     if "strict_devices" in launched.command.option_names and "strict_devices" not in launched.given:
         launched = launched.with_words("--strict-devices", str(config.strict_devices))
     return launched
-
-
-def _check_instances(instances: int, replicas: int, devices_each: int) -> None:
-    devices = replicas * devices_each
-    if instances > devices:
-        raise OptionError(
-            f"--num-instances {instances}: more than replicas ({replicas}) x devices a replica ({devices_each}); ask "
-            f"for at most {devices}, or for more replicas with --num-replicas"
-        )
-    # A process has whole replicas, or a replica whole processes, and all have equally many devices.
-    if max(instances, replicas) % min(instances, replicas) or devices % instances:
-        raise OptionError(
-            f"--num-replicas {replicas}: {instances} instances do not divide them; ask for a multiple of {instances}"
-        )
 
 
 def run(config: LaunchConfig, context: Context) -> Result:
@@ -228,13 +220,14 @@ def _answer_in_json(error: HotloopError, console: Context, context: Context) -> 
 
 def plan_processes(launched: Launched, config: LaunchConfig, console: Context) -> Any:
     """The `Launch` of this machine: as many processes as it has devices; DeviceError where fewer will not do."""
-    from hotloop.engine.device_shares import find_devices
     from hotloop.engine.launcher import Launch
 
     asked = config.num_instances
     devices = find_devices(launched.resolved.common.device, os.environ)
     limit = asked if devices.limit is None else max(1, devices.limit)
-    count = next(n for n in range(min(asked, limit), 0, -1) if asked % n == 0)
+    # Fewer processes must divide the replicas, too: where devices are missing, stages merge.
+    replicas = launched.replicas or asked
+    count = next(n for n in range(min(asked, limit), 0, -1) if n == asked or asked % n == replicas % n == 0)
     if count < asked:
         here = f"there {'is' if limit == 1 else 'are'} {devices.describe()}"
         if config.strict_devices:

@@ -8,7 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
+from typing import Any
 
 from hotloop.cli.command import Command, Context, Result, print_error, print_json, spell_options
 from hotloop.engine.interrupt import Stopped, raise_stops
@@ -179,11 +181,13 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
         if command.on_device:
             from hotloop.engine.device import setup
 
-            setup(common.device, only_accelerator=common.only_accelerator, warn=context.warn)
-        run = command.run
-        if isinstance(run, str):
-            module, _, function = run.partition(":")
-            run = getattr(import_module(f"hotloop.families.{module}"), function)
+            setup(
+                common.device,
+                only_accelerator=common.only_accelerator,
+                warn=context.warn,
+                check=partial(check_before_devices, command, config, context.given),
+            )
+        run = find_function(command.run) if isinstance(command.run, str) else command.run
         # Until now there was nothing to tidy up.
         with raise_stops():
             result: Result | None = run(config, context)
@@ -193,3 +197,21 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
     if common.json:
         print_json(result or {})
     return 0
+
+
+def find_function(name: str) -> Any:
+    """A function of the families by `module:function`."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(f"hotloop.families.{module}"), function)
+
+
+def check_before_devices(command: Command, config: Any, given: frozenset[str]) -> None:
+    """Refuse what no device could do, in processes that have met: replicas that they do not divide, and what the
+    command's own `check` finds."""
+    from hotloop.engine import processes
+    from hotloop.engine.device_shares import check_instances
+
+    if command.check:
+        find_function(command.check)(config, given)
+    elif (replicas := getattr(config, "asked_replicas", getattr(config, "replicas", None))) is not None:
+        check_instances(processes.count(), replicas, getattr(config, "devices_per_replica", 1))

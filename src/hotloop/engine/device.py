@@ -51,11 +51,16 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
 
 
 def setup(
-    device: str = "auto", *, only_accelerator: bool = False, warn: Callable[[str], None] = warnings.warn
+    device: str = "auto",
+    *,
+    only_accelerator: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
+    check: Callable[[], None] = lambda: None,
 ) -> "jax.Device":
     """The first device of the platform asked for (auto: accelerators before the CPU), made jax's default.
 
-    Compiled programs are kept in the cache from here on.
+    Compiled programs are kept in the cache from here on. `check` is called when the processes have met, and can be
+    counted, and no device is open yet.
     """
     # Errors of XLA and jax come to us as exceptions; their log lines only confuse.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -64,6 +69,7 @@ def setup(
     import jax
 
     processes.start()
+    check()
     enable_cache(warn)
     if device != "auto":
         # Where other backends are up already this changes nothing; the lookup below is by platform all the same.

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hotloop.engine.device import run_query, usable_cores
+from hotloop.errors import OptionError
 
 VISIBLE, PLATFORMS = "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"
 VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d{1,6})")
@@ -73,3 +74,20 @@ def list_visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
         found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia[0-9]*"))
         numbers = sorted((match[1] for match in found if match), key=int)
     return tuple(numbers)
+
+
+def check_instances(instances: int, replicas: int, devices_each: int = 1) -> None:
+    """OptionError where so many processes cannot share replicas of `devices_each` devices.
+
+    A process has whole replicas, or a replica whole processes, and all have equally many devices.
+    """
+    devices = replicas * devices_each
+    if instances > devices:
+        raise OptionError(
+            f"num_instances={instances}: more than replicas ({replicas}) x devices a replica ({devices_each}); ask "
+            f"for at most {devices}, or for more replicas"
+        )
+    if max(instances, replicas) % min(instances, replicas) or devices % instances:
+        raise OptionError(
+            f"replicas={replicas}: {instances} instances do not divide them; ask for a multiple of {instances}"
+        )

@@ -171,8 +171,8 @@ class Plan:
         batch = Batch.of(batch) if isinstance(batch, int) else batch
         if whole("samples", samples) < batch.global_:
             raise PlanError(
-                f"{samples} samples do not fill one global batch of {batch.global_} ({batch.describe()}); "
-                f"lower the micro batch, the replicas or the accumulation so that it is at most {samples}"
+                f"{samples} samples do not fill one global batch of {batch.global_} (micro={batch.micro} x "
+                f"replicas={batch.replicas} x accumulation={batch.accumulation}); make it at most {samples}"
             )
         per_epoch = samples // batch.global_
         if weight_updates_per_epoch is not None:

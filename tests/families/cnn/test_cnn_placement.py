@@ -10,6 +10,7 @@ from hotloop.engine.plan import Batch
 from hotloop.errors import HotloopError
 from hotloop.families.cnn import job as jobs
 from hotloop.families.cnn.options import TrainConfig
+from hotloop.families.cnn.placement import DEVICES_PER_REPLICA
 
 SPLITS = ("conv2_block2_out", "conv3_block1_out", "conv4_block2_out")
 PRESET = ("--config", "resnet50_16ipus_8k_bn_pipeline")
@@ -69,6 +70,10 @@ def test_stages_of_a_device_that_do_not_follow_each_other_merge_and_say_so():
     assert made.splits == ()
     (said,) = merging(made)
     assert "4 stages merge into one, as those of one device do not follow each other" in said
+    refused = error(*PRESET, "--device-mapping", "0", "1", "0", "1", "--strict-devices", devices=16)
+    assert (
+        "--strict-devices: --device-mapping 0 1 0 1: the stages of one device do not follow each" in refused
+    )
 
 
 def test_a_split_over_which_several_values_go_is_taken():
@@ -93,7 +98,7 @@ def test_a_split_over_which_several_values_go_is_taken():
     ],
 )
 def test_a_launchers_devices_of_a_replica_must_be_those_of_its_stages(monkeypatch, given, words, message):
-    monkeypatch.setenv(jobs.DEVICES_PER_REPLICA, given)
+    monkeypatch.setenv(DEVICES_PER_REPLICA, given)
     if message:
         assert message in error(*words, devices=16)
     else:
@@ -107,14 +112,29 @@ def test_a_launchers_devices_of_a_replica_must_be_those_of_its_stages(monkeypatc
         (PRESET, 16, 2, (4, 4)),
         (PRESET, 8, 2, (4, 1)),
         (PRESET, 2, 2, (2, 1)),
-        (PRESET, 17, 17, "--num-instances 17: 4 replicas x 4 devices are fewer than that; start at most 16"),
         (
             PRESET,
-            15,
-            3,
-            "--num-instances 3: 4 replicas with their stages merged do not spread evenly over 3 processes",
+            17,
+            17,
+            "--num-instances 17: more than replicas (4) x devices a replica (4); ask for at most 16",
         ),
-        (("--model", "toy_model"), 2, 2, "--num-instances 2: 1 replicas x 1 devices are fewer than that"),
+        (PRESET, 15, 3, "--num-replicas 4: 3 instances do not divide them; ask for a multiple of 3"),
+        ((*PRESET, "--gradient-accumulation", "3"), 3, 3, "--num-replicas 4: 3 instances do not divide them"),
+        (PRESET, 12, 12, "--num-replicas 4: 12 instances do not divide them"),
+        (("--model", "toy_model"), 2, 2, "--num-instances 2: more than replicas (1) x devices a replica (1)"),
+        (
+            (*PRESET, "--num-replicas", "1"),
+            2,
+            2,
+            "--num-instances 2: 1 replicas with their stages merged do not spread evenly over 2 processes",
+        ),
+        (("--num-replicas", "16", "--strict-devices", "False"), 2, 2, (2, 1)),
+        (
+            ("--num-replicas", "16", "--strict-devices"),
+            2,
+            2,
+            "--strict-devices: 16 replicas need 16 devices and there",
+        ),
     ],
 )
 def test_processes_take_equally_many_devices_or_are_refused(monkeypatch, words, devices, processes, found):
