@@ -40,6 +40,15 @@ def status_of(*words):
         ("--num-instances 2 -- cnn train --num-replicas 3", "--num-replicas 3: 2 instances do not divide them"),
         ("--num-instances 2 --num-replicas 1 -- cnn train", "--num-instances 2: more than replicas (1) x devices"),
         ("--num-instances 2 -- cnn train --num-replicas 1", "--num-instances 2: more than replicas (1) x devices"),
+        ("--num-instances 3 -- vcd train", "--replicas 3: 100 images an update cannot be shared evenly"),
+        (
+            "--num-instances 2 --num-replicas 4 -- cnn train --dbn-replica-group-size 3",
+            "--dbn-replica-group-size 3: does not divide --num-replicas 4",
+        ),
+        (
+            "--num-instances 2 -- cnn train --num-replicas 2 --dbn-replica-group-size 4",
+            "--dbn-replica-group-size 4: does not divide --num-replicas 2",
+        ),
         ("--num-instances 0 -- cnn train", "--num-instances 0: must be at least 1"),
         ("--num-replicas 0 -- cnn train", "--num-replicas 0: must be at least 1"),
         ("--max-restarts -1 -- cnn train", "--max-restarts -1: must be at least 0"),
@@ -97,6 +106,14 @@ def test_every_process_gets_the_command_with_the_replicas_of_the_launch(launches
     assert (launch.max_restarts, launch.heartbeat, launch.stall) == (3, 30, 9)
     assert launch.environments == ({}, {})
     assert capsys.readouterr().err == "warning: --num-replicas 4 replaces 8 of cnn train\n"
+
+
+@pytest.mark.parametrize("replicas", [["--num-replicas", "4"], []])
+def test_options_need_fit_only_the_replicas_that_there_will_be(launches, replicas, capsys):
+    grouped = [*TRAIN, "--dbn-replica-group-size", "4"]
+    assert status_of("--num-instances", "4", *replicas, "--", *grouped) == 0
+    assert launches[0].words == (*grouped, "--num-replicas", "4", "--strict-devices", "False")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("separator", [["--"], []])

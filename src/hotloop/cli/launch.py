@@ -92,6 +92,7 @@ class Launched:
     command: Command
     given: Mapping[str, Any]
     resolved: Resolved
+    own_replicas: int | None = None  # the command's; None where it has none, or its options do not fit them
     replicas: int | None = None  # how many there will be; None for a command without
 
     @property
@@ -108,8 +109,11 @@ class Launched:
         return replace(self, rest=(*self.rest[:at], *added, *self.rest[at:]))
 
 
-def understand(words: Sequence[str], context: Context) -> Launched:
-    """The command with its options checked; an OptionError where it is none, or none for several processes."""
+def understand(words: Sequence[str], context: Context, replicas: int | None, instances: int) -> Launched:
+    """The command with its options checked; an OptionError where it is none, or none for several processes.
+
+    Options that do not fit the command's own replicas are checked with the launch's.
+    """
     from hotloop.cli.main import COMMANDS, find_command
 
     taken = (*TRAININGS, *OTHERS)
@@ -121,16 +125,35 @@ def understand(words: Sequence[str], context: Context) -> Launched:
     if path not in taken:
         raise OptionError(f"{path}: {no_sense}")
     # Options of launch that mean the command's are handed on, unless it has them already.
-    own = {"--json": context.json, "--debug": context.debug, "--only-accelerator": context.only_accelerator}
-    rest += [flag for flag, is_set in own.items() if is_set and flag not in rest]
+    flags = {"--json": context.json, "--debug": context.debug, "--only-accelerator": context.only_accelerator}
+    rest += [flag for flag, is_set in flags.items() if is_set and flag not in rest]
     if context.device != "auto" and "--device" not in rest:
         rest += ["--device", context.device]
     given = scan(rest, command.options)
-    resolved = resolve(command, given)
+    resolved, own = _resolve_replicas(command, given, replicas, instances)
     for name in STOPS_EARLY:
         if getattr(resolved.config, name, False) or getattr(resolved.common, name, False):
             raise OptionError(f"--{name.replace('_', '-')}: shows something and stops; leave out launch")
-    return Launched(path, tuple(rest), command, given, resolved)
+    return Launched(path, tuple(rest), command, given, resolved, own)
+
+
+def _resolve_replicas(
+    command: Command, given: Mapping[str, Any], replicas: int | None, instances: int
+) -> tuple[Resolved, int | None]:
+    """The options and the command's own replicas, None where it has none or where only the launch's fit the others."""
+    name = next((each for each in REPLICAS if each in command.option_names), None)
+    try:
+        resolved = resolve(command, given)
+    except HotloopError:
+        if name is None or (replicas is None and name in given):
+            raise
+        resolved = resolve(command, {**given, name: str(replicas or instances)})
+        if replicas is None and name in resolved.configured:
+            raise
+        return resolved, None
+    chosen = resolved.config
+    # --ipus of the estimator means some, too.
+    return resolved, None if name is None else getattr(chosen, "asked_replicas", values_of(chosen)[name])
 
 
 def check_devices_per_replica(launched: Launched, wanted: int | None) -> int:
@@ -152,23 +175,23 @@ def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) 
         if wanted is not None:
             raise OptionError(f"--num-replicas {wanted}: {launched.path} has no replicas")
         return launched
-    chosen = launched.resolved.config
-    own = getattr(
-        chosen, "asked_replicas", values_of(chosen)[name]
-    )  # --ipus of the estimator means some, too
+    own = launched.own_replicas
     is_own = not {name, "ipus"}.isdisjoint(launched.given.keys() | launched.resolved.configured)
     if launched.path not in TRAININGS:
-        replicas = wanted or own
+        replicas = wanted or own or 1
     else:
-        replicas = wanted or (own if is_own else instances)
+        replicas = wanted or (own if own and is_own else instances)
         check_instances(instances, replicas, check_devices_per_replica(launched, config.ipus_per_replica))
     if wanted is not None and is_own and own != wanted:
-        context.warn(f"--num-replicas {wanted} replaces {own} of {launched.path}")
+        context.warn(f"--num-replicas {wanted} replaces {own or 'that'} of {launched.path}")
     launched = replace(launched, replicas=replicas)
     if replicas != own:
         launched = launched.with_words(f"--{name.replace('_', '-')}", str(replicas))
     if "strict_devices" in launched.command.option_names and "strict_devices" not in launched.given:
         launched = launched.with_words("--strict-devices", str(config.strict_devices))
+    resolve(
+        launched.command, scan(launched.rest, launched.command.options)
+    )  # what does not fit is refused here
     return launched
 
 
@@ -184,7 +207,9 @@ def run(config: LaunchConfig, context: Context) -> Result:
     check_hosts(config)
     elsewhere = config.hosts not in ((), ("localhost",), (node(),))
     handing_on = replace(context, json=False) if elsewhere else context  # the object is then launch's own
-    launched = settle_replicas(understand(config.command, handing_on), config, context)
+    instances = config.total_instances or config.num_instances
+    understood = understand(config.command, handing_on, config.num_replicas, instances)
+    launched = settle_replicas(understood, config, context)
     if elsewhere:
         return print_host_commands(launched, config, context)
     # Standard output may belong to the JSON object of process 0.
