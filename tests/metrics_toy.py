@@ -1,6 +1,6 @@
 """The toy of the old program's metrics: eight samples 0 .. 7, whose loss and metric are 3.5 however they are split."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -35,33 +35,41 @@ def undivided(params, carry, samples, keys):
     return last(params, carry, values, samples, keys)
 
 
-def losses_and_metrics(split, stages=1, samples=SAMPLES, scale=1.0):
-    """Of three updates that change nothing, as a log would have them, by way of a program."""
-    _, replicas, accumulation = split
-    mesh = device_mesh(replicas, stages) if replicas * stages > 1 else None
-    policy, optimiser = parse("32.32"), optax.sgd(0.0)
-    params = {"offset": {"x": jnp.zeros(())}, "scale": {"x": jnp.float32(scale)}}
-    state, step = init_trained(policy, optimiser, 1.0, params), partial(update_weights, undivided)
+POLICY, RESTING = parse("32.32"), optax.sgd(0.0)
+
+
+def mesh_of(split, stages):
+    return device_mesh(split[1], stages) if split[1] * stages > 1 else None
+
+
+@cache
+def three_updates(split, stages):
+    """A program of three updates that change nothing."""
+    mesh, step = mesh_of(split, stages), partial(update_weights, undivided)
     if stages > 1:
-        state = spread_over_stages(state, (("offset",), ("scale",)), policy, optimiser, mesh)
         step = partial(update_in_stages, (first, last), schedule="Interleaved")
-    elif mesh is not None:
-        state = processes.place(state, NamedSharding(mesh, EVERYWHERE))
+    settings = {"policy": POLICY, "optimiser": RESTING, "scale": 1.0, "mesh": mesh, "accumulation": split[2]}
 
     def update(state, batch, key):
-        return step(
-            state,
-            batch,
-            key,
-            key,
-            policy=policy,
-            optimiser=optimiser,
-            scale=1.0,
-            mesh=mesh,
-            accumulation=accumulation,
-        )
+        return step(state, batch, key, key, **settings)
 
+    return Program(update, feed_of(SAMPLES, mesh), 3, jax.random.key(0))
+
+
+def feed_of(samples, mesh):
     sharding = NamedSharding(mesh, SPLIT) if mesh is not None else None
-    program = Program(update, Resident({"x": samples}, len(samples), sharding=sharding), 3, jax.random.key(0))
+    return Resident({"x": samples}, len(samples), sharding=sharding)
+
+
+def losses_and_metrics(split, stages=1, samples=SAMPLES, scale=1.0):
+    """Of three updates, as a log would have them, by way of a program."""
+    mesh, program = mesh_of(split, stages), three_updates(split, stages)
+    params = {"offset": {"x": jnp.zeros(())}, "scale": {"x": jnp.float32(scale)}}
+    state = init_trained(POLICY, RESTING, 1.0, params)
+    if stages > 1:
+        state = spread_over_stages(state, (("offset",), ("scale",)), POLICY, RESTING, mesh)
+    elif mesh is not None:
+        state = processes.place(state, NamedSharding(mesh, EVERYWHERE))
+    program.feed = feed_of(samples, mesh)
     _, metrics = program(state, 0, 3)
     return [metrics[name].tolist() for name in ("loss", "metric")]

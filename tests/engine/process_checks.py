@@ -23,6 +23,7 @@ from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.device import REPLICA, device_mesh, setup
 from hotloop.engine.stage_rows import divide, whole
 from hotloop.errors import HotloopError
+from same_numbers import share_apart, with_moved_weight, with_other_label
 
 
 def words() -> Any:
@@ -80,14 +81,14 @@ def keys(mesh: Any) -> Any:
 
 
 def toys(mesh: Any) -> Any:
-    """The weight after one update of each toy, for every accumulation that its samples allow."""
-    found: dict[str, list[float]] = {}
+    """The weight after one update of each toy and of its controls, for every accumulation that its samples allow."""
+    found: dict[str, list[list[float]]] = {}
     everywhere = NamedSharding(mesh, PartitionSpec())
     for name, toy in weight_toys.TOYS.items():
         for accumulation in (1, 4):
-            feed = Resident(toy.data, toy.samples, sharding=NamedSharding(mesh, PartitionSpec(REPLICA)))
+            split = NamedSharding(mesh, PartitionSpec(REPLICA))
+            feed = Resident(toy.data, toy.samples, sharding=split)
             policy, optimiser = precision.parse("32.32"), optax.sgd(toy.rate)
-            fresh = precision.init_trained(policy, optimiser, 1.0, {"w": jnp.float32(toy.start)})
 
             def update(state: Any, arguments: Any, toy: Any = toy, accumulation: int = accumulation) -> Any:
                 def loss(params: Any, carry: Any, samples: Any, keys: Any) -> Any:
@@ -106,8 +107,12 @@ def toys(mesh: Any) -> Any:
                     accumulation=accumulation,
                 )[0]
 
-            state = jax.jit(update)(processes.place(fresh, everywhere), feed.arguments(0, 1))
-            found.setdefault(name, []).append(float(state.params["w"]))
+            run, ended = jax.jit(update), []
+            for other, data in ((toy, toy.data), *toy.changed):
+                fresh = precision.init_trained(policy, optimiser, 1.0, {"w": jnp.float32(other.start)})
+                arguments = Resident(data, toy.samples, sharding=split).arguments(0, 1)
+                ended.append(float(run(processes.place(fresh, everywhere), arguments).params["w"]))
+            found.setdefault(name, []).append(ended)
     return processes.gathered(found)
 
 
@@ -181,17 +186,18 @@ def staged_gradients(mesh: Any) -> Any:
         counts = {"replicas": replicas, "accumulation": 4 // replicas}
         update, spread = model.staged_update(starts, "Interleaved", model.WIDE, plain, **counts)
         split = NamedSharding(device_mesh(replicas, 4 // replicas), PartitionSpec(REPLICA))
-        placed, old = processes.place(batch, split), spread(model.start(model.WIDE, plain))
+        start = model.start(model.WIDE, plain)
+        states = [spread(each) for each in (start, with_moved_weight(start, "params", "a", "kernel"))]
         processes.barrier("spread")
         run = jax.jit(lambda old, batch, update=update: update(old, batch, key))
-        new, others = run(old, placed)
-        other_label = {**batch, "label": (batch["label"] + (np.arange(48) == 47)) % 3}
-        changed, _ = run(old, processes.place(other_label, split))
-        gradients, control, theirs = (
-            model.merged(each).optimiser[0].trace for each in (new, changed, expected)
+        placed, relabelled = (processes.place(each, split) for each in (batch, with_other_label(batch, 3)))
+        new, others = run(states[0], placed)
+        changed, moved = run(states[0], relabelled)[0], run(states[1], placed)[0]
+        gradients, label, weight, theirs = (
+            model.merged(each).optimiser[0].trace for each in (new, changed, moved, expected)
         )
-        same = max(model.worst(gradients, theirs), model.worst(processes.fetch(others), figures))
-        found.append([same, model.worst(control, theirs)])
+        same = max(share_apart(gradients, theirs), share_apart(processes.fetch(others), figures))
+        found.append([same, share_apart(label, theirs), share_apart(weight, theirs)])
     return processes.gathered(found)
 
 

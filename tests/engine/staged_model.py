@@ -154,16 +154,3 @@ def staged_update(
 def merged(trained):
     """A state in stages as the host arrays of the undivided one."""
     return jax.tree.map(np.asarray, stage_rows.undivided(trained))
-
-
-def worst(tree, other):
-    """The largest difference of two trees as a share of the largest number; both must be finite and not zero."""
-    ours, theirs = (
-        [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(each)] for each in (tree, other)
-    )
-    assert len(ours) == len(theirs) > 0
-    for leaf in (*ours, *theirs):
-        assert np.isfinite(leaf).all()
-    largest = max(np.abs(leaf).max() for leaf in theirs)
-    assert largest > 0 and max(np.abs(leaf).max() for leaf in ours) > 0
-    return max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True)) / largest

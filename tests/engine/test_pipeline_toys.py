@@ -33,6 +33,15 @@ def start(toy):
     return init_trained(WIDE, DESCENT, 1.0, {"dense": {"w": jnp.float32(toy.start)}})
 
 
+def check_weight(name, step):
+    """One update ends at the toy's weight, and elsewhere, by hand, with one other label or from another weight."""
+    toy = TOYS[name]
+    assert step(toy, toy.data) == pytest.approx(float(name), abs=1e-6)
+    for other, data in toy.changed:
+        assert step(other, data) == pytest.approx(other.step(data), abs=1e-6)
+        assert abs(other.step(data) - float(name)) > 1e-2
+
+
 @pytest.mark.parametrize("name", TOYS)
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (4, 1), (1, 4), (2, 2), (4, 4)])
 def test_replicas_and_accumulation_end_at_the_same_weight(name, replicas, accumulation):
@@ -43,22 +52,26 @@ def test_replicas_and_accumulation_end_at_the_same_weight(name, replicas, accumu
         return toy.loss(params["dense"]["w"], samples), (carry, {})
 
     @jax.jit
-    def update(old):
-        return update_weights(loss, old, toy.data, KEY, KEY, accumulation=accumulation, **settings)[0]
+    def update(old, data):
+        return update_weights(loss, old, data, KEY, KEY, accumulation=accumulation, **settings)[0]
 
-    assert float(update(start(toy)).params["dense"]["w"]) == pytest.approx(float(name), abs=1e-6)
+    check_weight(name, lambda toy, data: float(update(start(toy), data).params["dense"]["w"]))
 
 
 @pytest.mark.parametrize("name", TOYS)
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (1, 4), (2, 2), (2, 8)])
 def test_stages_end_at_the_same_weight(name, replicas, accumulation):
     """The second stage has a loss and no weights."""
-    toy, mesh, stages = TOYS[name], device_mesh(replicas, 2), [times_weight, squared_error]
-    old = spread_over_stages(start(toy), [["dense"], []], WIDE, DESCENT, mesh)
+    mesh, stages = device_mesh(replicas, 2), [times_weight, squared_error]
     for schedule in SCHEDULES if accumulation == 4 else SCHEDULES[:1]:
         settings = {**SETTINGS, "mesh": mesh, "accumulation": accumulation, "schedule": schedule}
         update = jax.jit(partial(update_in_stages, stages, **settings))
-        new, figures = update(old, toy.data, KEY, KEY)
-        assert float(undivided(new).params["dense"]["w"]) == pytest.approx(float(name), abs=1e-6)
-        error = np.square(toy.start * toy.data["x"] - toy.data["y"]).mean()
-        assert float(figures["loss"]) == pytest.approx(error, rel=1e-6)
+
+        def step(toy, data, update=update):
+            old = spread_over_stages(start(toy), [["dense"], []], WIDE, DESCENT, mesh)
+            new, figures = update(old, data, KEY, KEY)
+            error = np.square(toy.start * data["x"] - data["y"]).mean()
+            assert float(figures["loss"]) == pytest.approx(error, rel=1e-6)
+            return float(undivided(new).params["dense"]["w"])
+
+        check_weight(name, step)

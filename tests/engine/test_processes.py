@@ -103,14 +103,16 @@ def test_keys_and_counters_go_to_all_devices(checks):
 def test_a_weight_moves_as_by_hand_in_several_processes(checks):
     for found in checks["toys"]:
         for name, toy in weight_toys.TOYS.items():
-            assert found[name] == pytest.approx([toy.result] * 2, rel=1e-6) and f"{toy.result:.7}" == name
+            controls = [other.step(data) for other, data in toy.changed]
+            assert found[name] == [pytest.approx([toy.result, *controls], abs=1e-6)] * 2
+            assert f"{toy.result:.7}" == name and min(abs(each - toy.result) for each in controls) > 1e-2
 
 
 def test_stages_that_lie_in_several_processes_have_the_gradients_of_the_undivided_model(checks):
     assert len(checks["staged_gradients"]) == 2
     for differences in checks["staged_gradients"]:
-        for same, with_another_label in differences:
-            assert same < 1e-6 and with_another_label > 1e-3
+        for same, with_another_label, with_a_moved_weight in differences:
+            assert same < 1e-6 and with_another_label > 1e-3 and with_a_moved_weight > 1e-3
 
 
 def test_each_sample_is_read_by_one_process_once_a_pass(checks):

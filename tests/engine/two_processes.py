@@ -30,7 +30,8 @@ def environment(devices: int, **more: str) -> dict[str, str]:
     """Of a child with so many virtual devices; programs are compiled quickly, and kept for the next one."""
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     times = {"HOTLOOP_HEARTBEAT": "5", "HOTLOOP_SHUTDOWN": "10", "HOTLOOP_MEETING": "30"}
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **times, **more}
+    path = os.pathsep.join([str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": path, **times, **more}
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Two problems of one weight whose value after one update is known by hand, whatever the batch is split into."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +26,18 @@ class Toy:
     @property
     def samples(self) -> int:
         return len(self.x)
+
+    @property
+    def changed(self) -> "list[tuple[Toy, dict[str, np.ndarray[Any, Any]]]]":
+        """Controls: the same with the last label one higher, and from another weight, each with its data."""
+        relabelled = {**self.data, "y": self.data["y"] + (np.arange(self.samples) == self.samples - 1)}
+        other = {name: values.astype(np.float32) for name, values in relabelled.items()}
+        return [(self, other), (replace(self, start=self.start + 0.25), self.data)]
+
+    def step(self, data: "dict[str, np.ndarray[Any, Any]]") -> float:
+        """The weight after an update with these data, by hand."""
+        errors = self.start * data["x"].astype(float) - data["y"]
+        return float(self.start - self.rate * self.share * 2 * np.mean(errors * data["x"]))
 
     def loss(self, w: Any, batch: Any) -> Any:
         return self.share * jnp.mean((w * batch["x"] - batch["y"]) ** 2)

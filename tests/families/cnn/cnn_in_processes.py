@@ -5,12 +5,14 @@ Not a test: `python cnn_in_processes.py FOLDER-OF-PHOTOGRAPHS` prints what proce
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import jax
 import numpy as np
+from changed_runs import WAYS, changed
 from cnn_words import job_of, typed
 from jax.sharding import NamedSharding
 
@@ -98,8 +100,14 @@ def photograph_figures(folder, devices):
     return {**sums, "labels": labels, "pixels": bright, "decoded": processes.gathered(decoded)}
 
 
-def trained_in_groups(devices):
-    """Parameters, statistics and losses after some updates of four replicas that share statistics all together."""
+def trained_in_groups(devices, way=None):
+    """Parameters, statistics and losses after some updates of four replicas that share statistics all together; in a
+    `way` of `changed_runs`."""
+    with changed(way, update=0) if way else nullcontext():
+        return _trained_in_groups(devices)
+
+
+def _trained_in_groups(devices):
     size = DatasetSize(64, 8, (4, 4, 3), 5)
     rate = ("--lr-schedule", "stepped", "--lr-schedule-params", "{boundaries: [], values: [0.05]}")
     words = "--precision 32.32 --micro-batch-size 2 --num-replicas 4 --dbn-replica-group-size 4 "
@@ -122,6 +130,8 @@ def everything(folder, devices):
     counts = validation_counts(devices)
     found = {"counts": counts, "photographs": photograph_figures(folder, devices)}
     found["groups"] = trained_in_groups(devices)
+    if processes.count() == 1:
+        found["changed groups"] = [trained_in_groups(devices, way) for way in WAYS]
     split = next(split for split in SPLITS if split[1] == devices)
     found["toy"] = losses_and_metrics(split)
     return {**found, "memory": speed.peak_memory(), "processes": processes.count()}

@@ -2,7 +2,7 @@
 
 The configuration's own stages, precision and optimiser, on few made-up images of SIDE x SIDE; `whole` merges the stages
 on one device. Rounding is to nearest, so that two ways can be compared. Prints one line of JSON; weights go to the file
-that the environment's WEIGHTS names.
+that the environment's WEIGHTS names; those of stages beside a run's with one other label and one's with a moved weight.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,9 +20,14 @@ from hotloop.engine.keys import seed_key
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import resolve
 from hotloop.families.cnn.options import DatasetSize
+from same_numbers import with_moved_weight, with_other_label
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 MICRO, COUNT = 4, 4
+
+
+def flat(params: Any) -> Any:
+    return np.concatenate([np.ravel(leaf).astype(np.float32) for leaf in jax.tree.leaves(params)])
 
 
 def main(name: str, side: int, replicas: int, merged: bool) -> None:
@@ -41,17 +47,22 @@ def main(name: str, side: int, replicas: int, merged: bool) -> None:
     began = time.perf_counter()
     update = jax.jit(model.update(job)).lower(state, batch, seed_key(2)).compile(QUICK)
     compiled = time.perf_counter() - began
-    losses = []
-    for number in range(2):
-        state, figures = update(state, batch, seed_key(2 + number))
-        losses.append(float(figures["loss"]))
-    params = model.gather(state)["params"]
+
+    def two_updates(state: Any, batch: Any) -> tuple[Any, list[float]]:
+        losses = []
+        for number in range(2):
+            state, figures = update(state, batch, seed_key(2 + number))
+            losses.append(float(figures["loss"]))
+        return model.gather(state)["params"], losses
+
+    params, losses = two_updates(state, batch)
     if "WEIGHTS" in os.environ:
-        flat = {f"{layer}/{leaf}": np.asarray(value, np.float32) for layer, leaves in params.items()
-                for leaf, value in leaves.items()}  # fmt: skip
-        flat |= {f"start/{layer}/{leaf}": np.asarray(value, np.float32) for layer, leaves in start["params"].items()
-                 for leaf, value in leaves.items()}  # fmt: skip
-        np.savez(os.environ["WEIGHTS"], **flat)
+        trees = {"same": params, "start": start["params"]}
+        if not merged:
+            moved = with_moved_weight(start, "params", job.network.nodes[0].name, "kernel", by=0.25)
+            trees["label"] = two_updates(state, with_other_label(batch, 1000))[0]
+            trees["weight"] = two_updates(model.spread(job, moved), batch)[0]
+        np.savez(os.environ["WEIGHTS"], **{name: flat(each) for name, each in trees.items()})
     found = {"stages": job.stages, "replicas": job.batch.replicas, "losses": losses, "compiled": compiled}
     kinds = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(params)})
     print(json.dumps(found | {"kinds": kinds, "devices": len(jax.devices())}))

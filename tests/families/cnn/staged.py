@@ -14,6 +14,7 @@ from hotloop.families.cnn import model
 from hotloop.families.cnn.job import resolve
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize
+from same_numbers import with_moved_weight, with_other_label
 
 KEY = seed_key(7)
 QUICK = {"xla_backend_optimization_level": 0}
@@ -88,21 +89,20 @@ def compiled(job):
     return jax.jit(model.update(job), compiler_options=QUICK)
 
 
-def trained(job, updates=1, state=None, batch=None, key=KEY):
+def relabelled(job, seed=0):
+    """The same, but for one label of the first update's."""
+    batch = samples(job, seed)
+    return batch if seed else with_other_label(batch, job.size.classes)
+
+
+def moved(job, state):
+    """A state of which one weight of the first layer is another."""
+    return with_moved_weight(state, "params", job.network.nodes[0].name, "kernel")
+
+
+def trained(job, updates=1, state=None, batches=samples, key=KEY):
     """The undivided state after so many updates and the last one's figures, as numpy arrays."""
     state = model.spread(job, state or drawn(job))
     for number in range(updates):
-        state, figures = compiled(job)(state, batch or samples(job, number), jax.random.fold_in(key, number))
+        state, figures = compiled(job)(state, batches(job, number), jax.random.fold_in(key, number))
     return model.gather(state), jax.device_get(figures)
-
-
-def apart(one, other):
-    """The largest difference of two trees as a share of the largest number of the first; both are finite and not 0."""
-    ones, others = jax.tree.leaves(one), jax.tree.leaves(other)
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    flat, second = (
-        np.concatenate([np.ravel(leaf).astype(float) for leaf in all_]) for all_ in (ones, others)
-    )
-    assert np.isfinite(flat).all() and np.isfinite(second).all()
-    assert np.abs(flat).max() > 0 and np.abs(second).max() > 0
-    return np.abs(flat - second).max() / np.abs(flat).max()

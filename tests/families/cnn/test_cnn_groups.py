@@ -1,6 +1,5 @@
 """Replicas that share batch-norm statistics: by sums over devices they are what one larger micro-batch is."""
 
-import copy
 from dataclasses import replace
 from functools import cache
 
@@ -15,6 +14,7 @@ from hotloop.engine.plan import Batch
 from hotloop.families.cnn import model
 from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import synthetic_images
+from same_numbers import assert_same_but_for, share_apart, with_moved_weight, with_other_label
 
 KEY, SIZE = seed_key(3), DatasetSize(64, 8, (4, 4, 3), 5)
 WORDS = (
@@ -62,13 +62,11 @@ def trained(job, batch=None, state=None, updates=2):
     return jax.device_get((state["params"], state["statistics"], figures))
 
 
-def apart(one, other):
-    """The largest difference of two trees; all parameters and statistics are finite and not only zeros."""
-    for params, statistics, _ in (one, other):
-        leaves = jax.tree.leaves((params, statistics))
-        assert all(np.isfinite(leaf).all() and np.any(leaf) for leaf in leaves)
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return max(np.abs(left - right).max() for left, right in pairs)
+def controls(job):
+    """The same with another label, and with a weight that has moved."""
+    batch = with_other_label(global_batch(job), SIZE.classes, 0)
+    moved = with_moved_weight(first_state(), "params", "conv", "kernel", by=1e-3)
+    return {"label": trained(job, batch), "weight": trained(job, state=moved)}
 
 
 @pytest.mark.parametrize(
@@ -83,21 +81,16 @@ def test_a_group_on_devices_is_a_larger_micro_batch_on_one(words, devices, split
     merged, spread = job_on(1, words), job_on(devices, words)
     assert (spread.batch, spread.group) == (split, group)
     assert (merged.batch.replicas, merged.group) == (1, 1)
-    one = trained(merged)
-    assert apart(trained(spread), one) < 1e-6
-    # It would be seen: another label, a weight that has moved.
-    batch = global_batch(spread)
-    batch["label"][0] = (batch["label"][0] + 1) % SIZE.classes
-    assert apart(trained(spread, batch), one) > 1e-5
-    state = copy.deepcopy(first_state())
-    state["params"]["conv"]["kernel"][0, 0, 0, 0] += 1e-3
-    assert apart(trained(spread, state=state), one) > 1e-5
+    found, wanted = trained(spread), trained(merged)
+    for params, statistics, _ in (found, wanted):
+        assert all(np.any(leaf) for leaf in jax.tree.leaves((params, statistics)))
+    assert_same_but_for(found, wanted, 1e-6, **controls(spread))
 
 
 @pytest.mark.slow
 def test_replicas_that_do_not_share_statistics_are_trained_otherwise():
     spread = job_on(4, f"--dbn-replica-group-size 2 {PARTS}")
-    assert apart(trained(replace(spread, group=1)), trained(spread)) > 1e-4
+    assert share_apart(trained(replace(spread, group=1)), trained(spread)) > 1e-4
 
 
 @pytest.mark.slow
@@ -108,7 +101,7 @@ def test_recomputation_in_parts_shares_statistics_too():
         again,
         config=replace(again.config, pipeline_splits=("conv",), device_mapping=(0, 0), recomputation=True),
     )
-    assert apart(trained(again), trained(plain)) < 1e-6
+    assert_same_but_for(trained(again), trained(plain), 1e-6, **controls(again))
 
 
 def test_groups_take_every_device_that_there_is_and_merge_on_fewer():

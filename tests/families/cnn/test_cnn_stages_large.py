@@ -1,4 +1,4 @@
-"""Large networks in stages, the old configurations in their own precision, and stages in several processes: slow."""
+"""Large networks in stages, and the old configurations in their own precision: slow."""
 
 import json
 import os
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from hotloop.engine.checkpoint_folder import read_leaves, read_whole
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -26,7 +24,9 @@ BOUNDS = {  # -> how far weights may be from the merged run's after two updates,
 def run(command, devices, **more):
     """The last line that a command of its own, with so many devices, has printed."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{VIRTUAL}={devices}", **more}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
     done = subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=900
     )
@@ -55,40 +55,13 @@ def test_an_old_pipeline_configuration_trains_in_stages_in_its_own_precision(nam
     assert (found["staged"]["stages"], found["whole"]["stages"]) == (4, 1)
     assert found["staged"]["kinds"] == found["whole"]["kinds"] == [kind]
     assert found["staged"]["losses"] == pytest.approx(found["whole"]["losses"], rel=0.02)
-    one, other = (dict(np.load(tmp_path / f"{way}.npz")) for way in ("whole", "staged"))
-    assert how_far(one, other) < bound < how_far(one, {**one, **starts(one)})
+    one, other = (np.load(tmp_path / f"{way}.npz") for way in ("whole", "staged"))
+    far = {way: how_far(one, other[way]) for way in ("same", "label", "weight")}
+    assert far["same"] < bound < min(far["label"], far["weight"]), far
 
 
-def starts(weights):
-    return {
-        name.removeprefix("start/"): value for name, value in weights.items() if name.startswith("start/")
-    }
-
-
-def how_far(one, other):
+def how_far(weights, other):
     """The root of the mean square between two runs' weights, as a share of that between the first and its start."""
-
-    def squares(left, right):
-        return sum(float(np.square(left[name] - right[name]).sum()) for name in starts(one))
-
-    assert all(np.isfinite(values).all() for values in (*one.values(), *other.values()))
-    moved = squares(one, starts(one))
-    assert moved > 0
-    return (squares(one, other) / moved) ** 0.5
-
-
-def test_stages_in_two_processes_train_as_one_device(tmp_path):
-    """Each process has one stage; the same words in one process run merged on its only device."""
-    words = (
-        "--model-name toy_model_bn --synthetic-data host --precision 32.32 --micro-batch-size 4 --seed 5 "
-        "--gradient-accumulation-count 4 --weight-updates-per-epoch 4 --pipeline-splits conv2d_1 --validation False "
-        f"--pipeline-schedule Interleaved --results-dir {tmp_path}"
-    ).split()
-    launch = ["launch", "--num-instances", "2", "--num-replicas", "1", "--ipus-per-replica", "2", "--"]
-    for name, before in (("one", []), ("two", launch)):
-        run(["-m", "hotloop", *before, "cnn", "train", *words, "--run-name", name], devices=1)
-    folders = [tmp_path / name / "checkpoints" / "00000004" for name in ("one", "two")]
-    one, other = (read_leaves(folder, read_whole(folder, 4)) for folder in folders)
-    assert one.keys() == other.keys() and any(np.any(leaf) for leaf in one.values())
-    for name, leaf in one.items():
-        assert np.isfinite(leaf).all() and np.abs(leaf - other[name]).max(initial=0) < 1e-6, name
+    one, start = weights["same"], weights["start"]
+    assert np.isfinite(one).all() and np.isfinite(other).all() and np.any(one != start)
+    return np.linalg.norm(one - other) / np.linalg.norm(one - start)
