@@ -2,6 +2,7 @@
 
 from typing import get_args, get_type_hints
 
+import jax
 import pytest
 from cnn_words import job_of
 
@@ -9,6 +10,8 @@ from hotloop.engine.pipeline_table import SCHEDULES
 from hotloop.engine.plan import Batch
 from hotloop.errors import HotloopError
 from hotloop.families.cnn import job as jobs
+from hotloop.families.cnn import model
+from hotloop.families.cnn.description import _bytes_on_device
 from hotloop.families.cnn.options import TrainConfig
 from hotloop.families.cnn.placement import DEVICES_PER_REPLICA
 
@@ -158,3 +161,17 @@ def test_stages_in_several_processes_validate_merged_and_say_so(monkeypatch, ins
         == said
     )
     assert made.validates_in_stages == bool(words)
+
+
+@pytest.mark.parametrize(("words", "devices", "numbers"), [
+    ("", 1, 2 * (3600 + 144 + 288 + 8 + 8 + 10)),
+    ("--pipeline-splits conv2d_1", 1, 2 * (3600 + 144 + 288 + 8 + 8 + 10)),
+    ("--pipeline-splits conv2d_1 --recomputation", 1, 2 * (3600 + 144) + 144),
+])  # fmt: skip
+def test_the_memory_of_a_plan_is_that_of_activations_and_gradients_by_hand(words, devices, numbers):
+    precise = ("--micro-batch-size", "2", "--precision", "32.32")
+    job = job_of(*precise, *words.split(), devices=devices)
+    state = jax.eval_shape(lambda: model.init(job, jax.random.key(0)))
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert held >= 4 * 242
+    assert _bytes_on_device(job, state) == 3 * held + 2 * 4 * numbers

@@ -1,6 +1,7 @@
 """What would run (`--plan`), what a network is made of, and where to cut it into stages (`hotloop cnn describe`)."""
 
 from collections.abc import Callable, Sequence, Set
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -73,20 +74,25 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
 
 
 def _bytes_on_device(job: Job, state: Any) -> int:
-    """State, gradients and new state; every activation and its gradient; what waits between stages: of the largest."""
+    """State, gradients and new state; activations and their gradients, where they are recomputed those of the largest
+    part and what crosses into each; what waits between stages: of the largest stage."""
     network, splits = job.network, job.splits
+    recomputed = job.config.pipeline_splits if job.config.recomputation else ()
     found: list[int] = []
     table = make_table(job.config.pipeline_schedule, job.stages, job.batch.accumulation)
     size = job.batch.micro * job.policy.compute.itemsize
     every = {node.name for node in network.nodes}
-    for stage, layers in zip(cut(network, splits), layers_by_stage(network, splits), strict=True):
+    stages = cut(network, splits, recomputed)
+    for stage, layers in zip(stages, layers_by_stage(network, splits), strict=True):
         others = every.difference(layers)
         leaves = jax.tree.leaves_with_path(state)
         own = [leaf for path, leaf in leaves if others.isdisjoint(getattr(key, "key", None) for key in path)]
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in own)
-        activations = sum(prod(node.shape) for node in network.nodes[stage.start : stage.stop])
+        parts = pairwise((stage.start, *stage.inner, stage.stop))
+        activations = max(sum(prod(node.shape) for node in network.nodes[slice(*part)]) for part in parts)
+        crossing = sum(crossing_values(network, place) for place in stage.inner)
         waiting = crossing_values(network, stage.start) * (table.slots + table.gradient_slots)
-        found.append(3 * held + size * (2 * activations + (waiting if splits else 0)))
+        found.append(3 * held + size * (2 * activations + crossing + (waiting if splits else 0)))
     return max(found)
 
 

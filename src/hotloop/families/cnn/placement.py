@@ -121,7 +121,8 @@ def place(config: TrainConfig, asked: Asked, devices: int, explicit: Set[str], i
     notices = []
     if changes := _describe_changes(config, asked.batch, batch, splits):
         spread = f" x {config.devices_per_replica} devices for {config.stages} stages"
-        wish = f"{config.num_replicas} replicas{spread if config.devices_per_replica > 1 else ''}"
+        replicas = f"{config.num_replicas} replica{'s' if config.num_replicas > 1 else ''}"
+        wish = f"{replicas}{spread if config.devices_per_replica > 1 else ''}"
         if config.strict_devices:
             raise DeviceError(
                 f"--strict-devices: {wish} need {needed} devices and {there}; leave it out to run on these"
