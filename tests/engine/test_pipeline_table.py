@@ -51,6 +51,11 @@ def test_every_micro_batch_goes_through_every_stage_and_back_after_what_it_needs
         for number in range(count):
             way = [done[(*step, number)] for step in steps]
             assert all(before < after for before, after in pairwise(way))
+        for stage in range(
+            stages
+        ):  # statistics are added in the order of the micro-batches, as on one device
+            ticks = [done[BACKWARD, stage, number] for number in range(count)]
+            assert ticks == sorted(ticks)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -1,6 +1,6 @@
 """A batch over replicas and parts: one mean, one draw for each sample, whatever the split."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from hotloop.engine.precision import (
     parse,
     update_weights,
 )
+from same_numbers import assert_close, assert_same_but_for, with_moved_weight
 
 BATCH = {"x": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)}
 KEY = jax.random.key(7)
@@ -93,16 +94,23 @@ def square(weights, seen, samples, keys):
     return error, (seen + samples["x"].mean(0), {"error": error})
 
 
-def step(devices=1, count=1, policy=WIDE, scale=1.0):
+OPTIMISER = optax.sgd(0.1, momentum=0.9)
+
+
+@cache
+def compiled(devices, count, policy, scale):
+    settings = {"policy": policy, "optimiser": OPTIMISER, "scale": scale, "accumulation": count}
+    settings |= {"mesh": device_mesh(devices) if devices > 1 else None}
+    return jax.jit(lambda old, batch: update_weights(square, old, batch, KEY, jax.random.key(1), **settings))
+
+
+def step(devices=1, count=1, policy=WIDE, scale=1.0, batch=BATCH, weights=WEIGHTS):
     """One update with a momentum, from weights as the policy keeps them."""
     if devices > jax.device_count():
         pytest.skip(f"{devices} devices")
-    optimiser, kept = optax.sgd(0.1, momentum=0.9), np.zeros(3, np.float32)
-    old = init_trained(policy, optimiser, scale, jax.tree.map(jnp.asarray, WEIGHTS), kept)
-    settings = {"policy": policy, "optimiser": optimiser, "scale": scale, "accumulation": count}
-    settings |= {"mesh": device_mesh(devices) if devices > 1 else None}
-    update = jax.jit(lambda old: update_weights(square, old, BATCH, KEY, jax.random.key(1), **settings))
-    return old, *update(old)
+    kept = np.zeros(3, np.float32)
+    old = init_trained(policy, OPTIMISER, scale, jax.tree.map(jnp.asarray, weights), kept)
+    return old, *compiled(devices, count, policy, scale)(old, batch)
 
 
 def test_an_update_is_the_optimisers_step_by_the_gradient_of_the_mean_loss():
@@ -120,8 +128,13 @@ def test_an_update_is_the_optimisers_step_by_the_gradient_of_the_mean_loss():
 @pytest.mark.parametrize(("devices", "count"), [(1, 4), (2, 1), (2, 2), (4, 4)])
 def test_an_update_is_the_same_for_every_split_and_what_is_kept_goes_through_the_parts(devices, count):
     (_, whole, figures), (_, new, others) = step(), step(devices, count)
-    np.testing.assert_allclose(new.params["w"], whole.params["w"], rtol=1e-6)
-    np.testing.assert_allclose(others["error"], figures["error"], rtol=1e-6)
+    other = {"x": BATCH["x"] + np.eye(16, 3, dtype=np.float32)[:, :1]}  # one number of one sample
+    label, weight = (
+        step(devices, count, **change)[1].params
+        for change in ({"batch": other}, {"weights": with_moved_weight(WEIGHTS, "w")})
+    )
+    assert_same_but_for(new.params, whole.params, 1e-6, label=label, weight=weight)
+    assert_close(others, figures, 1e-6)
     np.testing.assert_allclose(new.kept, count * whole.kept, rtol=1e-5)
 
 

@@ -26,6 +26,7 @@ from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormCho
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize
 from hotloop.families.cnn.sources import synthetic_images
 from hotloop.options import Params
+from same_numbers import assert_same_but_for, with_moved_weight, with_other_label
 
 KEY, RATE, BATCH = seed_key(7), 0.08, 8
 STEPPED = ("--lr-schedule", "stepped", "--lr-schedule-params", f"{{boundaries: [], values: [{RATE}]}}")
@@ -179,23 +180,27 @@ def test_gradients_of_16_bits_do_not_overflow_when_replicas_add_them_up():
     assert state["params"]["line"]["kernel"] == pytest.approx(0.5 * RATE, rel=1e-6)
 
 
+def check_same_update(whole, parts, moved):
+    """Both are updated the same, every weight by more than `moved`; one other label or one moved weight would show."""
+    (one, figures), (other, other_figures), start = updated(whole), updated(parts), begun(whole)
+    layer = next(name for name, leaves in start["params"].items() if "kernel" in leaves)
+    label, _ = updated(parts, with_other_label(samples(parts), parts.size.classes))
+    weight, _ = updated(parts, state=with_moved_weight(start, "params", layer, "kernel"))
+    assert_same_but_for(other["params"], one["params"], 1e-6, label=label["params"], weight=weight["params"])
+    close(other["statistics"], one["statistics"])
+    close(other_figures, figures)
+    all_moved(start["params"], one["params"], moved)
+
+
 @pytest.mark.parametrize("split", [(2, 1, 4), (1, 4, 2)])
 def test_without_batch_norm_every_split_gives_the_same_update_and_each_sample_its_own_crop(split):
-    whole, parts = small(*FLOAT32, *GROUPS), small(*FLOAT32, *GROUPS, split=split)
-    (one, figures), (other, other_figures) = updated(whole), updated(parts)
-    close(other["params"], one["params"])
-    close(other_figures, figures)
-    all_moved(begun(whole)["params"], one["params"], 1e-3)
+    check_same_update(small(*FLOAT32, *GROUPS), small(*FLOAT32, *GROUPS, split=split), moved=1e-3)
 
 
 @pytest.mark.slow
 def test_a_named_network_is_updated_the_same_over_replicas_and_micro_batches():
     words = (*DIGITS, "--model", "toy_model_bn", "--norm-layer", "{name: group_norm, num_groups: 2}")
-    whole, parts = named(*words), named(*words, split=(2, 2, 2))
-    (one, figures), (other, other_figures) = updated(whole), updated(parts)
-    close(other["params"], one["params"])
-    close(other_figures, figures)
-    all_moved(begun(whole)["params"], one["params"], 1e-4)
+    check_same_update(named(*words), named(*words, split=(2, 2, 2)), moved=1e-4)
 
 
 def test_the_crop_of_a_sample_is_drawn_anew_for_every_update():
@@ -251,10 +256,7 @@ def test_recomputation_gives_the_same_update():
     plain, again = small(*DIGITS), small(*DIGITS, pipeline_splits=("flatten", "dense"), recomputation=True)
     traced = str(jax.make_jaxpr(model.update(again))(begun(again), samples(again), KEY))
     assert traced.count("remat2[") + traced.count("checkpoint[") >= 3  # a stage each
-    (one, figures), (other, other_figures) = updated(plain), updated(again)
-    for part in ("params", "statistics"):
-        close(one[part], other[part])
-    close(figures, other_figures)
+    check_same_update(plain, again, moved=0)
 
 
 def test_smoothed_labels_make_the_loss_and_the_step():
