@@ -4,6 +4,7 @@ Not a test: it computes, and the tests know what must come out.
 """
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import weight_toys
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop import Resident, Streamed
-from hotloop.engine import precision, process_group, processes
+from hotloop.engine import drive, precision, process_group, processes
 from hotloop.engine.batch_sources import InputEnded, IterableBatches
 from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepAll, KeepBest
 from hotloop.engine.device import REPLICA, device_mesh, setup
 from hotloop.engine.stage_rows import divide, whole
-from hotloop.errors import HotloopError
+from hotloop.errors import CheckpointError, HotloopError
 from same_numbers import share_apart, with_moved_weight, with_other_label
 
 
@@ -176,6 +178,66 @@ def stages(folder: Path) -> Any:
     return processes.gathered([len(same), all(same)])
 
 
+def own_steps(folder: Path) -> Any:
+    """What is gone on from where each process has steps of its own, and what is said where they have none in common."""
+    like, said = {"w": np.zeros(3, np.float32)}, []
+    with Checkpoints(folder / "own", KeepBest("score"), each_process=True) as own:
+        own.keep = KeepAll()
+        for step in (2, 4, 6, 8, 10):
+            score = step + 100 * processes.index() * (step == 2)
+            own.save(step, {"w": np.full(3, step, np.float32)}, position={}, metrics={"score": score})
+            own.wait()
+        if processes.index() == 1:  # the newest is gone, the one before it damaged
+            own.remove(10)
+            (own.folder / "00000008" / "manifest.json").write_text("{")
+        processes.barrier("torn")
+        restored = own.restore(like)
+        said.append([own.begun(), own.steps(), restored.step, restored.state["w"].tolist(), restored.skipped])
+        own.keep = KeepBest("score")
+        said.append([own.best(), own.metrics(2)])
+        if processes.index() == 1:
+            for step in (2, 4, 6):
+                own.remove(step)
+            (own.folder / "00000008" / "manifest.json").unlink()
+        for step in (None, 4):
+            try:
+                own.restore(like, step)
+            except CheckpointError as error:
+                said.append(str(error).replace(str(folder), ""))
+        said.append(own.begun())
+    with Checkpoints(folder / "own", each_process=False) as together:
+        together.save(3, like, position={})
+    with Checkpoints(folder / "own" / "rank0" / "none", each_process=True) as own:
+        said.append(own.begun())
+    processes.barrier("saved")
+    if processes.is_writer():
+        shutil.copytree(folder / "own" / "00000003", folder / "whole" / "00000003")
+    processes.barrier("copied")
+    with Checkpoints(folder / "whole", each_process=True) as own:
+        try:
+            own.begun()
+        except CheckpointError as error:
+            said.append(str(error).replace(str(folder), ""))
+    return processes.gathered(said)
+
+
+def compilations(mesh: Any) -> Any:
+    """Barriers after a program's first call, its second, one of another form, and one on this process's devices."""
+    spread = processes.place(np.ones((mesh.size, 2), np.float32), NamedSharding(mesh, PartitionSpec(REPLICA)))
+    counts, met, before = [], [], processes.barrier
+    processes.barrier = met.append
+    try:
+        for given in (spread, spread, {"other": spread}, np.ones(2, np.float32)):
+            met.clear()
+            processes.agreed(None)
+            finite = bool(drive._is_finite(jax.tree.map(jnp.asarray, given)))
+            counts.append([[*met], finite])
+    finally:
+        processes.barrier = before
+    processes.barrier("counted")
+    return processes.gathered(counts)
+
+
 def staged_gradients(mesh: Any) -> Any:
     """How far an update in stages is from the undivided model's: four stages over both processes, and 2 x 2."""
     found = []
@@ -206,7 +268,9 @@ if __name__ == "__main__":
     mesh = device_mesh(2 * processes.count())
     found = {"words": words(), "disagreement": disagreement()}
     found |= {
-        check.__name__: check(mesh) for check in (sums, keys, toys, rows, end_of_input, staged_gradients)
+        check.__name__: check(mesh)
+        for check in (sums, keys, toys, rows, end_of_input, compilations, staged_gradients)
     }
     found["stages"] = stages(Path(sys.argv[1]))
+    found["own_steps"] = own_steps(Path(sys.argv[1]))
     print(json.dumps(found))

@@ -136,6 +136,27 @@ def test_a_step_has_the_same_leaves_whichever_stages_and_processes_wrote_it(chec
         jax.tree.map(np.testing.assert_array_equal, restored.state["params"], tree)
 
 
+def test_processes_with_steps_of_their_own_go_on_from_the_newest_that_all_have(checks, saved):
+    found, other = checks["own_steps"]
+    assert found == other
+    whole, best, none_common, none_asked, *rest = found
+    damage = f"process 1: {saved}/own/rank1/00000008/manifest.json cannot be read"
+    assert whole[:4] == [True, [2, 4, 6], 6, [6.0] * 3]
+    assert whole[4][0] == "skipped step 10: process 1 has none" and damage in whole[4][1]
+    assert best == [6, {"score": 2}]  # by process 0's figures: by process 1's it would be step 2
+    said = "/own: no checkpoint that every process has: skipped step 10: process 1 has none; skipped step 8: "
+    assert none_common.startswith(said) and none_common.endswith("; and 2 more")
+    assert none_asked == "/own: no step 4 that every process has: skipped step 4: process 1 has none"
+    saved_by_one = (
+        "/whole: step 3 was saved for all processes, and now each has its own: copy it into rank0 to"
+    )
+    assert rest[:2] == [True, False] and rest[2].startswith(saved_by_one)
+
+
+def test_all_processes_wait_after_a_compilation_and_after_no_other_call(checks):
+    assert checks["compilations"] == [[[["compiled"], True], [[], True]] * 2] * 2
+
+
 def test_a_stop_of_one_process_stops_all_after_the_same_update_saved_once(tmp_path, signals_heard):
     folder = tmp_path / "run"
     words = ("--run", str(folder), "--replicas", "2", "--updates", "60", "--checkpoint-every", "60")

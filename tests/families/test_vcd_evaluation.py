@@ -162,7 +162,7 @@ def test_products_are_full_float32_whatever_the_weights_are_kept_in():
     estimate = LikelihoodEstimator(half, x, jax.random.key(0), batch_size=11, samples=50)
     proposal = likelihood.Proposal(*(part[None] for part in estimate.encoder))
     sums = likelihood.empty_sums((1, 11))
-    text = likelihood._weigh.lower(
+    text = likelihood._weigh.jitted.lower(
         1, None, estimate._decoder, estimate._batches, proposal, jax.random.key(0), 50, 0, 1, sums
     ).as_text()
     products = re.findall(r"dot_general.*", text)
@@ -209,10 +209,10 @@ def test_the_command_says_estimate_table_and_headline_and_writes_the_result(undi
         likelihood._begin,
         likelihood._iterate,
     )
-    compiled = [program._cache_size() for program in programs]
+    compiled = [program.jitted._cache_size() for program in programs]
     result = evaluation.run(VcdEvaluate(run=run_folder, **QUICK), listener)
     # What `undivided` compiled serves the ELBO, all proposals and other numbers of iterations.
-    assert [program._cache_size() for program in programs] == compiled
+    assert [program.jitted._cache_size() for program in programs] == compiled
     estimate = next(i for i, text in enumerate(listener.said) if text.startswith("estimate: "))
     assert "3 proposals x 3,010 samples x 11 images" in listener.said[estimate]
     assert re.search(r", \d\.\de\+\d\d FLOP, about \d+ s once compiled$", listener.said[estimate])

@@ -151,8 +151,17 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return found
 
     def begun(self) -> bool:
-        """Whether there is a step to restore, if only a damaged one."""
-        return bool(self._common(self._ours.find()))
+        """Whether there is a step to restore, if only a damaged one, or one that not every process has."""
+        here = bool(self._ours.find())
+        if not self.each_process:
+            return bool(processes.agreed(here))
+        anywhere, outside = any(processes.gathered(here)), replace(self._ours, folder=self.folder.parent)
+        if not anywhere and (alone := processes.agreed(sorted(outside.find()))):
+            raise CheckpointError(
+                f"{self.folder.parent}: step {alone[-1]} was saved for all processes, and now each has its own: copy "
+                f"it into rank0 to rank{processes.count() - 1} there, or go on without ckpt_all_instances"
+            )
+        return anywhere
 
     def remove(self, step: int) -> None:
         """Delete one of these steps, unless somebody put files of their own into it."""
@@ -160,10 +169,16 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             steps.remove_step(self._ours.find()[step])
 
     def metrics(self, step: int) -> Mapping[str, Any]:
-        return self._ours.complete()[step].metrics
+        """What was recorded with a step, by process 0's word."""
+        here = dict(self._ours.complete()[step].metrics) if processes.is_writer() else None
+        return dict(processes.agreed(here))
 
     def best(self) -> int | None:
-        return self.keep.best(steps.metrics_to_keep_by(self._ours.complete()))
+        """The best step by the rule, of those that `steps` names; process 0's word, None where it has none."""
+        known = set(self.steps())
+        complete = {step: found for step, found in self._ours.complete().items() if step in known}
+        best: int | None = processes.agreed(self.keep.best(steps.metrics_to_keep_by(complete)))
+        return best
 
     def restore(
         self,
@@ -180,18 +195,45 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         line each. A whole step that does not fit `like` is an error: an older one would hide that the model differs.
         """
         self.wait()
-        if self.each_process and step is None:
-            step = max(self.steps(), default=None)
+        if self.each_process:
+            return self._find_common(like, step, in_part, check)
         if processes.count() > 1 and not self._writes:  # what process 0 has found whole and fitting
             number, skipped = processes.agreed(None)
             folders = self._ours.find()
             if number not in folders:
-                raise CheckpointError(f"step {number}, which process 0 has restored, is not in {self.folder}")
+                raise CheckpointError(
+                    f"step {number}, which process 0 has restored, is not in {self.folder}: "
+                    "choose a folder that all machines have"
+                )
             return replace(self._read(folders[number], number, like, in_part, check), skipped=skipped)
         found = self._find_newest(like, step, in_part, check)
-        if not self.each_process:
-            processes.agreed([found.step, list(found.skipped)])
+        processes.agreed([found.step, list(found.skipped)])
         return found
+
+    def _find_common(
+        self, like: Any, step: int | None, in_part: bool, check: CheckPosition | None
+    ) -> Restored:
+        """The newest step that every process has, and finds whole, among its own: all go on from the same one."""
+        folders = {number: at for number, at in self._ours.find().items() if step in (None, number)}
+        held = processes.gathered(sorted(folders))
+        skipped: list[str] = []
+        for number in sorted({number for each in held for number in each}, reverse=True):
+            lacking = [f"process {index} has none" for index, each in enumerate(held) if number not in each]
+            if not lacking:
+                restored, damage = None, ""
+                try:
+                    restored = self._read(folders[number], number, like, in_part, check)
+                except DamagedStep as error:
+                    damage = str(error)
+                found = processes.gathered(damage)
+                if restored is not None and not any(found):
+                    return replace(restored, skipped=skipped)
+                lacking = [f"process {index}: {text}" for index, text in enumerate(found) if text]
+            skipped.append(f"skipped step {number}: {'; '.join(lacking)}")
+        wanted = "checkpoint" if step is None else f"step {step}"
+        reasons = "; ".join(skipped[:3]) or "none of them has any"
+        more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+        raise CheckpointError(f"{self.folder.parent}: no {wanted} that every process has: {reasons}{more}")
 
     def _find_newest(
         self, like: Any, step: int | None, in_part: bool, check: CheckPosition | None
@@ -279,7 +321,7 @@ class RunCheckpoints:
         mark = {"first_record": processes.agreed(next(iter(self.records()), None))} if self.run else {}
         ranks = self.each_process and processes.count() > 1
         # What several processes saved, each for itself, one process goes on with, and validates, from the first's.
-        inside = "rank0" if not ranks and (self.folder / "rank0").is_dir() else ""
+        inside = "rank0" if not ranks and processes.agreed((self.folder / "rank0").is_dir()) else ""
         return Checkpoints(
             self.folder / inside,
             KeepAll(),
@@ -297,10 +339,9 @@ class RunCheckpoints:
             return checkpoints.steps()
 
     def other_steps(self) -> list[int]:
-        """Whole steps in the folder that are not the run's."""
-        own = {*self.steps()}
-        with Checkpoints(self.folder, KeepAll(), family=self.family) as found:
-            return sorted({*found.steps()} - own)
+        """Whole steps where the run's own are that are not the run's, by process 0's word."""
+        with self.open() as own, Checkpoints(own.folder, KeepAll(), family=self.family) as found:
+            return list(processes.agreed(sorted({*found._ours.complete()} - {*own._ours.complete()})))
 
 
 def named_leaves(state: Any) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class LogWindow:
         return {"sums": self._sums, "updates": self.updates}
 
 
-@jax.jit
+@processes.JitTogether
 def _is_finite(state: State) -> Any:
     floats = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))

@@ -352,7 +352,6 @@ def evaluate_batches(
     state = state if everywhere is None else place_state(state, everywhere)
     everywhere = everywhere or everywhere_like(state)
     sums: list[Mapping[str, Any]] = []
-    call: Callable[..., Mapping[str, Any]] = partial(_sum_batch, fn, everywhere)
     for batch in batches:
         count = feeds.common_length(batch)
         if count > most:
@@ -361,10 +360,7 @@ def evaluate_batches(
         if sharding is not None:
             given = processes.place_rows(given, sharding, size)
         with nullcontext() if sums else compiling():
-            if not sums and processes.spans_processes(state):
-                call = _sum_batch.lower(fn, everywhere, state, *given).compile()
-                _await_others(state)
-            sums.append(call(state, *given))
+            sums.append(_sum_batch(fn, everywhere, state, *given))
         processes.note("training")
     stacked = {
         name: np.stack([np.asarray(each[name]) for each in sums]) for name in (sums[0] if sums else ())
@@ -394,7 +390,7 @@ def _masked_sums(fn: PerSample) -> Callable[[Any, Batch, Array], dict[str, Array
     return sums
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(processes.JitTogether, static=(0, 1))
 def _sum_batch(
     fn: PerSample, everywhere: NamedSharding | None, state: Any, batch: Batch, real: Array
 ) -> dict[str, Array]:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -79,7 +80,7 @@ def greet(platform: str) -> None:
     mesh = Mesh(np.array(devices, dtype=object), ("device",), axis_types=(AxisType.Auto,))
     ones = place(np.ones(len(devices), np.float32), NamedSharding(mesh, PartitionSpec("device")))  # type: ignore[no-untyped-call]
     barrier("devices")
-    total = float(jax.jit(lambda x: x.sum())(ones))
+    total = float(JitTogether(lambda x: x.sum())(ones))
     if total != len(devices):
         raise HotloopError(
             f"a sum of ones over {len(devices)} devices is {total}: their network is not sound"
@@ -134,6 +135,41 @@ def spans_processes(tree: Any) -> bool:
     return any(not getattr(place, "is_fully_addressable", True) for place in places)
 
 
+class JitTogether:
+    """`jax.jit` of what several processes compute together: a program is called once all of them have compiled it.
+
+    Those that compile faster would wait in a collective for the others, which gloo gives up after 30 seconds. `static`
+    are the places of arguments that are no arrays. Where no argument spans processes it is `jitted`, and no more.
+    """
+
+    def __init__(self, function: Callable[..., Any], static: tuple[int, ...] = (), **options: Any):
+        import jax
+
+        self.jitted = jax.jit(function, static_argnums=static, **options)
+        self._static = static
+        self._programs: dict[Any, Any] = {}
+        """By the form of all arguments."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        arrays = [each for number, each in enumerate(arguments) if number not in self._static]
+        if not spans_processes(arrays):
+            return self.jitted(*arguments)
+        import jax
+
+        leaves, structure = jax.tree.flatten(arrays)
+        forms = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
+        key = tuple(arguments[number] for number in self._static), structure, forms
+        if key not in self._programs:
+            self._programs[key] = self.jitted.lower(*arguments).compile()
+            barrier("compiled")
+        return self._programs[key](*arrays)
+
+
+@cache
+def _move_to(sharding: "Sharding") -> JitTogether:
+    return JitTogether(lambda leaf: leaf, out_shardings=sharding)
+
+
 def place(tree: Any, sharding: "Sharding | None") -> Any:
     """Host data that every process has, as arrays on the devices of `sharding`; each sends only what is its own."""
     import jax
@@ -144,7 +180,7 @@ def place(tree: Any, sharding: "Sharding | None") -> Any:
 
     def put(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            return leaf if leaf.sharding == target else jax.jit(lambda x: x, out_shardings=target)(leaf)
+            return leaf if leaf.sharding == target else _move_to(target)(leaf)
         data = leaf if isinstance(leaf, jax.Array) and _is_key(leaf) else _host_array(leaf)
         return jax.make_array_from_callback(data.shape, target, lambda where: data[where])
 
@@ -232,9 +268,7 @@ def fetch(tree: Any) -> Any:
         spread = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
         if spread:
             everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-            gather = jax.jit(lambda x: x, out_shardings=everywhere).lower(leaf).compile()
-            barrier("gather")
-            leaf = gather(leaf)
+            leaf = _move_to(everywhere)(leaf)
         # A copy: on CPU np.asarray would be a view, which makes the donation of the buffer fail in silence.
         return np.array(leaf, order="C")
 

@@ -130,7 +130,7 @@ def open_training(
     report: str | Path | None = None,
     programs: Sequence[str] = ("training", "evaluation"),
     notice: str = "",
-    each_process_saves: bool = False,
+    each_process_saves: bool | None = None,
 ) -> Iterator[TrainingRun]:
     """Hold a run's folder: a new one, or with `resume` that of an earlier run with the same settings.
 
@@ -141,7 +141,7 @@ def open_training(
     A `notice`, about the data say, is a warning among the records, and again at the end, where it is not missed.
 
     Of several processes only the first writes, and all must see its folder, unless `each_process_saves` checkpoints of
-    its own.
+    its own (None: the family has no such choice).
     """
     folder, say = Path(folder), console.say if console else print_to_stderr
     warn = console.warn if console else lambda text: print_to_stderr(f"warning: {text}")
@@ -162,11 +162,11 @@ def open_training(
     )
     with opened_run as record, processes.close_on_failure(partial(_close_failed, record)):
         if processes.count() > 1 and not each_process_saves:
-            _check_shared(folder)
+            _check_shared(folder, can_save_apart=each_process_saves is not None)
         processes.use_folder(folder)
         if checkpoints is None:
             checkpoints = partial(
-                Checkpoints, keep=keep, family=family, config=settings, each_process=each_process_saves
+                Checkpoints, keep=keep, family=family, config=settings, each_process=bool(each_process_saves)
             )
         with checkpoints(record.checkpoints) as opened:
             if notice:
@@ -195,8 +195,9 @@ def _check_same_settings(settings: Mapping[str, Any]) -> None:
             )
 
 
-def _check_shared(folder: Path) -> None:
-    """RunError in every process where one does not see what process 0 writes into the folder."""
+def _check_shared(folder: Path, *, can_save_apart: bool) -> None:
+    """RunError in every process where one does not see what process 0 writes into the folder; it names the way out
+    where each process can save apart."""
     mark = folder / FOLDER / processes.agreed(f".seen-{secrets.token_hex(8)}")
     if processes.is_writer():
         mark.parent.mkdir(exist_ok=True)
@@ -207,9 +208,10 @@ def _check_shared(folder: Path) -> None:
         mark.unlink()
     blind = [f"{number} on {host}" for number, (sees, host) in enumerate(found) if not sees]
     if blind:
+        apart = ", or let each save in its own: ckpt_all_instances=True" if can_save_apart else ""
         raise RunError(
             f"{folder} is not shared: process {', '.join(blind)} does not see what process 0 writes there; "
-            "choose a folder that all machines have, or let each save in its own: ckpt_all_instances=True"
+            f"choose a folder that all machines have{apart}"
         )
 
 

@@ -1,10 +1,5 @@
 """Two processes with two devices each compute what one device computes: figures, photographs, groups of replicas."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,39 +8,11 @@ from cnn_in_processes import BATCHES, everything
 
 from pictures import image_folder
 from same_numbers import assert_close, assert_seen
+from started_processes import run_together
 
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).parent
-FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+PROGRAM = Path(__file__).with_name("cnn_in_processes.py")
 LIMIT = 120.0
-"""Seconds after which a process counts as hanging."""
-
-
-def run_together(count, *words):
-    """What process 0 printed; the program runs in so many processes, each of which must end well."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        place = f"localhost:{probe.getsockname()[1]}"
-    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    common = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS, "PYTHONPATH": path}
-    common |= {"HOTLOOP_COORDINATOR": place, "HOTLOOP_PROCESSES": str(count)}
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "cnn_in_processes.py"), *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=common | {"HOTLOOP_PROCESS": str(number)},
-        )
-        for number in range(count)
-    ]
-    try:
-        said = [child.communicate(timeout=LIMIT) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    assert [child.returncode for child in children] == [0] * count, said
-    return json.loads(said[0][0].splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +21,7 @@ def both(tmp_path_factory):
     pytest.importorskip("PIL")
     parts = {"train": {"a": 4, "b": 3}, "validation": {"a": 3, "b": 2}}
     folder = image_folder(tmp_path_factory.mktemp("photographs"), parts)
-    alone, together = everything(folder, 1), run_together(2, folder)
+    alone, together = everything(folder, 1), run_together(PROGRAM, folder, devices=2, limit=LIMIT)
     assert (alone["processes"], together["processes"]) == (1, 2)
     return alone, together
 

@@ -10,7 +10,7 @@ from cnn_words import job_of
 from hotloop.engine import processes
 from hotloop.engine.run import Run, read_events
 from hotloop.families.cnn import speed
-from hotloop.families.cnn.train import TrainingClock, seconds_of_processes, time_in_words
+from hotloop.families.cnn.train import TrainingClock, _remove_empty, seconds_of_processes, time_in_words
 
 
 def records(*pairs):
@@ -101,3 +101,17 @@ def test_without_a_log_or_a_known_device_there_is_neither_speed_nor_share():
     result = throughput.result(SimpleNamespace(lower_seconds=1.0, compile_seconds=2.0))
     assert (result["images_per_second"], result["mfu"]) == (None, None)
     assert "mfu" not in throughput.on_log(None, {"throughput": 100.0})
+
+
+def test_what_is_left_of_cleaned_checkpoints_goes_with_the_last_of_all_processes_steps(tmp_path):
+    other = tmp_path / "rank1" / "00000004"
+    for folder in (tmp_path / "rank0", other):
+        folder.mkdir(parents=True)
+    (tmp_path / "network.json").write_text("{}")
+    _remove_empty(tmp_path, tmp_path / "rank0", is_ours=True)
+    assert not (tmp_path / "rank0").exists() and (tmp_path / "network.json").exists() and other.exists()
+    other.rmdir()
+    _remove_empty(tmp_path, tmp_path / "rank1", is_ours=False)
+    assert tmp_path.exists() and not list(tmp_path.iterdir())
+    _remove_empty(tmp_path, tmp_path, is_ours=True)
+    assert not tmp_path.exists()

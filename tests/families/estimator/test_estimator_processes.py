@@ -1,49 +1,18 @@
 """Two processes with a device each train, evaluate and predict as one process with two devices, and as one device."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from staged_estimator import X, Y, estimator, undivided
 from together import everything, in_stages
 
+from started_processes import run_together, start
+
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).parent
+PROGRAM = Path(__file__).with_name("together.py")
 LIMIT = 150.0
-"""Seconds after which a process counts as hanging."""
-
-
-def run_together(count: int, devices: int, *words: Any) -> Any:
-    """What process 0 printed; each process has so many devices and must end well."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        place = f"localhost:{probe.getsockname()[1]}"
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    common = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    if count > 1:
-        common |= {"HOTLOOP_COORDINATOR": place, "HOTLOOP_PROCESSES": str(count)}
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "together.py"), *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=common | ({"HOTLOOP_PROCESS": str(number)} if count > 1 else {}),
-        )
-        for number in range(count)
-    ]
-    try:
-        said = [child.communicate(timeout=LIMIT) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    assert [child.returncode for child in children] == [0] * count, said
-    return json.loads(said[0][0].splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +22,7 @@ def alone(tmp_path_factory: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: Any) -> Any:
-    return run_together(2, 1, tmp_path_factory.mktemp("two"), 2, -1, 0)
+    return run_together(PROGRAM, tmp_path_factory.mktemp("two"), 2, -1, 0, devices=1, limit=LIMIT)
 
 
 def furthest(some: Any, others: Any) -> float:
@@ -84,8 +53,24 @@ def test_the_stages_of_a_replica_may_lie_in_two_processes(two: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("change", [(7, 0.0), (-1, 1e-3)], ids=["label", "weight"])
 def test_a_changed_label_and_a_moved_weight_are_seen(change: Any, alone: Any, tmp_path: Path) -> None:
-    other = run_together(2, 1, tmp_path, 2, *change)
+    other = run_together(PROGRAM, tmp_path, 2, *change, devices=1, limit=LIMIT)
     for source in ("arrays", "batches"):
         assert furthest(other[source]["weights"], alone[source]["weights"]) > 1e-5
         losses = np.array(other[source]["losses"]) - np.array(alone[source]["losses"])
         assert abs(losses).max() > 1e-5
+
+
+def test_a_model_dir_that_the_processes_do_not_share_is_refused_new_or_gone_on_with(tmp_path: Path) -> None:
+    folders = [tmp_path / "here", tmp_path / "there"]
+    for folder in folders:
+        folder.mkdir()
+    estimator(folders[0] / "old" / "arrays", undivided).train((X, Y), steps=1)  # to go on from
+    for place in ("new", "old"):
+        with start(PROGRAM, place, 2, -1, 0, devices=1, folders=folders, limit=LIMIT) as started:
+            ended = started.finish()
+        assert [each.status for each in ended] == [1, 1], (
+            ended
+        )  # Python's own for an error that nobody handles
+        said = [line for line in ended[0].errors.splitlines() if "is not shared: process 1 on" in line]
+        assert len(said) == 1 and said[0].endswith("choose a folder that all machines have"), ended[0].errors
+        assert not (folders[1] / place).exists()

@@ -84,9 +84,8 @@ def _on_devices(predict: Callable[..., jax.Array], weights: Any, pixels: NDArray
         processes.place(pad_batch(pixels, fill_up(sharding, count)), sharding),
     )
     with compiling():
-        call = jax.jit(predict, out_shardings=everywhere).lower(*given).compile()
-    processes.barrier("prediction")
-    return np.asarray(call(*given))[:count]
+        found = processes.JitTogether(predict, out_shardings=everywhere)(*given)
+    return np.asarray(found)[:count]
 
 
 def read_image(

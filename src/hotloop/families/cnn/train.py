@@ -4,6 +4,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -254,11 +255,13 @@ def train_run(
                 if others is not None:
                     console.say(f"{len(made)} checkpoints of this run stay in {own.folder}: not validated")
                 else:
-                    _clean(job, training, made, result["best"]["step"], console)
+                    _clean(job, training, own, made, result["best"]["step"], console)
     return result
 
 
-def _clean(job: Job, training: TrainingRun, made: list[int], best: int, console: Console) -> None:
+def _clean(
+    job: Job, training: TrainingRun, own: RunCheckpoints, made: list[int], best: int, console: Console
+) -> None:
     """Remove the run's checkpoints but the best and the last, or all."""
     assert job.plan is not None
     config, folder, last = job.config, training.checkpoints.folder, made[-1]
@@ -272,18 +275,31 @@ def _clean(job: Job, training: TrainingRun, made: list[int], best: int, console:
         training.record.event(CLEANED, update=last, epoch=epoch, steps=gone, kept=kept)
     for step in gone:
         training.checkpoints.remove(step)
-    if not processes.is_writer():
-        return
-    if not find_steps(folder):
-        (folder / NETWORK_FILE).unlink(missing_ok=True)
-    if config.checkpoint_output_dir is None and not list(folder.iterdir()):  # one that the user named stays
-        folder.rmdir()
+    _remove_empty(own.folder.absolute(), folder, is_ours=config.checkpoint_output_dir is None)
     if not kept:
         console.say(f"removed {len(made)} checkpoints, as --clean-dir asks for")
     elif gone:
         both = f"the best (step {best}) and the last (step {last}) stay"
         stay = both if len(kept) > 1 else f"the last (step {last}), which is the best, stays"
         console.say(f"of {len(made)} checkpoints {stay} in {folder}; --clean-dir False keeps all")
+
+
+def _remove_empty(outer: Path, folder: Path, *, is_ours: bool) -> None:
+    """Where no step is left: the word of which network they were of, and the folders, unless the user named them.
+
+    `folder` is where this process saves: `outer`, or its own one inside of that.
+    """
+    own = folder != outer
+    if own and not list(folder.iterdir()):
+        folder.rmdir()
+    processes.barrier("cleaned")
+    if not (processes.is_writer() or own):
+        return
+    if not (find_steps(outer) or any(map(find_steps, outer.glob("rank*")))):
+        (outer / NETWORK_FILE).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # of several processes that see the same folder another was quicker
+        if is_ours and not list(outer.iterdir()):
+            outer.rmdir()
 
 
 def others_to_validate(config: TrainConfig, asked: Path, own: RunCheckpoints) -> RunCheckpoints | None:

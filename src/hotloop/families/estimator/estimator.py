@@ -170,8 +170,8 @@ class Estimator:
         at, state = self._restore(job, checkpoint)
         state = job.place(state)
         self._say(f"predictions of update {at:,} of {self.model_dir}")
-        predict = self._keep(("predict", job), lambda: jax.jit(model.predict(job)))
-        size, together = fill_up(job.sharding, source.batch_size), processes.spans_processes(state)
+        predict = self._keep(("predict", job), lambda: processes.JitTogether(model.predict(job)))
+        size = fill_up(job.sharding, source.batch_size)
 
         def rows() -> Iterator[Any]:
             with self._progress("predicting", source.samples) as bar:
@@ -181,9 +181,6 @@ class Estimator:
                     if job.sharding is not None:
                         features = processes.place(features, job.sharding)
                     with nullcontext() if number else compiling():
-                        if together and not number:
-                            predict.lower(state, features).compile()
-                            processes.barrier("compiled")  # who waits in a collective gives up after 30 s
                         outputs = predict(state, features)
                     outputs = processes.fetch(outputs) if job.sharding else jax.tree.map(np.asarray, outputs)
                     yield from (jax.tree.map(lambda leaf: leaf[row], outputs) for row in range(count))  # noqa: B023

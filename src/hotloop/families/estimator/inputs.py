@@ -207,7 +207,7 @@ Source = FromArrays | FromBatches | FromFeed
 
 def check_batch(classes: Classes | None, feed: Feed, update: int) -> None:
     """Refuse the labels of one update's batch, as the model sees them."""
-    batch = jax.jit(feed.batch)(feed.arguments(update, 1), np.uint32(0))
+    batch = processes.JitTogether(feed.batch)(feed.arguments(update, 1), np.uint32(0))
     _check_labels(classes, batch, update)
 
 

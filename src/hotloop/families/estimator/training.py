@@ -246,7 +246,7 @@ def _first_state(estimator: Any, job: Job) -> State:
         state: State = init(stream(seed_key(job.config.seed), "init", 0))
     state = job.place(state)
     with open_checkpoints(folder) as there:
-        if folder.is_dir() and there.begun():
+        if processes.agreed(folder.is_dir()) and there.begun():
             there.check_fits(state)
             return state
     if other is None:
@@ -281,7 +281,7 @@ def _open(estimator: Any) -> AbstractContextManager[TrainingRun]:
         folder,
         settings,
         command=FAMILY,
-        resume=there.exists() or (folder / "events.jsonl").exists(),
+        resume=bool(processes.agreed(there.exists() or (folder / "events.jsonl").exists())),
         may_differ={*settings, *(read_json(there) if there.exists() else {})},
         sinks=sinks,
         progress=estimator._progress,

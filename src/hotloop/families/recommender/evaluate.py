@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -319,7 +318,7 @@ def predict_blocks(
     size = min(size, len(users))
     most, (length, dense) = batches.max_ratings(truth, size), share_users(train, size, mesh)
 
-    @partial(jax.jit, out_shardings=on_all(mesh))
+    @partial(processes.JitTogether, out_shardings=on_all(mesh))
     def predict_at(state: Any, rows: batches.DeviceRows, users: Array, where: tuple[Array, Array]) -> Array:
         return rules.predict(model.predict(found.job, state, dense(rows, users))[where])
 
@@ -422,7 +421,7 @@ def recommend_blocks(
     size, top = min(size, len(users)), min(top, train.n_items)
     length, dense = share_users(train, size, mesh)
 
-    @partial(jax.jit, out_shardings=on_all(mesh))
+    @partial(processes.JitTogether, out_shardings=on_all(mesh))
     def best(state: Any, rows: batches.DeviceRows, users: Array) -> tuple[Array, Array, Array]:
         ratings = dense(rows, users)
         scores = jnp.where(ratings > 0, -jnp.inf, model.predict(found.job, state, ratings))

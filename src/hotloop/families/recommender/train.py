@@ -3,6 +3,7 @@
 What an update computes is in `model`; this is the order of things.
 """
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ import numpy as np
 from hotloop.engine import processes
 from hotloop.engine.checkpoint_folder import KeepLast
 from hotloop.engine.device import mesh_of_replicas, platform
-from hotloop.engine.drive import Diverged
+from hotloop.engine.drive import Diverged, Interrupted
 from hotloop.engine.feed import place_everywhere
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
@@ -180,7 +181,7 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
 
         state = make_updates(setup, program, training, state, validations, errors_on, console)
         step = made = int(state["update"])
-        if (best := processes.agreed(training.checkpoints.best())) is not None:
+        if (best := training.checkpoints.best()) is not None:
             state, step = training.checkpoints.restore(state, best).state, best
         result: dict[str, Any] = {"run": str(folder), "updates": made, "best_step": step}
         epoch = float(step / setup.plan.updates_per_epoch)
@@ -231,7 +232,9 @@ def make_updates(
         raise Diverged(f"{error}{where}; {quarter}") from None
     finally:
         checkpoints.wait()
-        if validations.late:
+        # Of several processes one that fails alone asks the others nothing more.
+        failed_alone = not isinstance(sys.exception(), Interrupted | Diverged | None)
+        if validations.late and not (processes.count() > 1 and failed_alone):
             validations.mark_best(checkpoints, state)
 
 

@@ -92,7 +92,7 @@ class Validations(Keep):
         if step is None or BEST.metric in checkpoints.metrics(step):
             return
         found = checkpoints.restore(like, step)
-        metrics = {**found.metrics, **self.figures[step]}
+        metrics = {**found.metrics, **self.figures.get(step, {})}
         checkpoints.save(step, found.state, position=found.position, metrics=metrics)
         checkpoints.wait()
 

@@ -336,7 +336,7 @@ def run_in_pieces(step: Callable[[int, int, Any], Any], carry: Any, units: int, 
         done += count
         advance(count)
         processes.note("training")
-        count = processes.agreed(pieces.next(units - done))  # which waits for those who still compile
+        count = processes.agreed(pieces.next(units - done))
     return carry
 
 
@@ -348,7 +348,7 @@ def on_shares(fn: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_spec
     return jax.shard_map(of_share, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(processes.JitTogether, static=(0,))
 def _encode(mesh: Mesh | None, params: Any, groups: Array) -> tuple[Array, Array]:
     def encode(axis: str | None, params: Any, groups: Array) -> Any:
         return lax.map(lambda images: networks.encode(params, images.astype(jnp.float32)), groups)
@@ -358,7 +358,7 @@ def _encode(mesh: Mesh | None, params: Any, groups: Array) -> tuple[Array, Array
     return encoded
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(processes.JitTogether, static=(0, 1))
 def _weigh(
     blocks: int,
     mesh: Mesh | None,
@@ -402,7 +402,7 @@ def _target(decoder: Network) -> Any:
 ENSEMBLE_SHARES = Ensemble(SHARES, EVERYWHERE, SHARES, SHARES, EVERYWHERE)  # type: ignore[arg-type]
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(processes.JitTogether, static=(0,))
 def _begin(mesh: Mesh | None, decoder: Network, groups: Array, start: Array, step_size: Array) -> Ensemble:
     def begin(axis: str | None, decoder: Network, groups: Array, start: Array, step_size: Array) -> Ensemble:
         return begin_chains(_target(decoder), groups, start, step_size)
@@ -413,7 +413,7 @@ def _begin(mesh: Mesh | None, decoder: Network, groups: Array, start: Array, ste
     return begun
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(processes.JitTogether, static=(0, 1, 2))
 def _iterate(
     leapfrogs: int,
     count: int,
