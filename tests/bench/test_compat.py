@@ -98,7 +98,9 @@ def test_several_processes_are_a_launch_and_what_it_has_not_is_named_in_one_line
 def test_a_script_that_is_one_process_says_so():
     found = translated("poprun --num-instances 2 --num-replicas=2 dense.py")
     assert found.command == ["hotloop", "kernel", "dense"]
-    assert found.notices == ["poprun: dense.py runs as one process, so its options are left out"]
+    assert found.notices == [
+        "poprun: dense.py runs as one process, so its options are left out: --num-instances, --num-replicas"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,23 @@ def test_the_mlperf_runner_counts_its_end_rate_and_its_checkpoints():
     )  # its configuration's
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (SWEEP, "run_sweep.py runs as one process"),
+        (MLPERF, "run_mlperf_sweep.py runs as one process"),
+        (TIMED, "run_and_time.py starts its processes itself"),
+    ],
+)
+def test_options_of_a_wrapper_before_a_runner_are_named_as_left_out(line, why):
+    plain = translated(line)
+    for wrapper, options in (("poprun", "--num-instances 4 -v"), ("mpirun", "-np 4 --bind-to core")):
+        found = translated(f"{wrapper} {options} {line}")
+        names = ", ".join(word for word in options.split() if word.startswith("-"))
+        assert found.notices == [f"{wrapper}: {why}, so its options are left out: {names}", *plain.notices]
+        assert (found.command, found.before) == (plain.command, plain.before)
+
+
 def test_what_is_no_parameter_goes_to_the_training():
     sgd = SWEEP.replace("pod16_lars", "pod16_bs20")
     config = training(translated(f"{sgd} --synthetic-data host --weight-updates-per-epoch 2").command)

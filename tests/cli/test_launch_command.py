@@ -127,7 +127,15 @@ def test_without_replicas_there_is_one_for_each_process(launches, separator, cap
 
 def test_options_of_the_launch_that_are_the_commands_are_handed_on(launches):
     assert status_of("--json", "--device", "cpu", "--debug", "--", *TRAIN) == 0
-    assert launches[0].words[4:9] == ("--json", "--debug", "--device", "cpu", "--strict-devices")
+    assert launches[0].words[4:9] == ("--device", "cpu", "--json", "--debug", "--strict-devices")
+
+
+def test_the_commands_own_word_stays_in_whichever_way_it_is_spelled(launches):
+    assert status_of("--json", "--device", "gpu", "--", *TRAIN, "--device=cpu", "--json") == 0
+    assert [word for word in launches[0].words if "--device" in word or word == "--json"] == [
+        "--device=cpu",
+        "--json",
+    ]
 
 
 def test_devices_a_replica_are_handed_on(launches):
@@ -164,6 +172,18 @@ def test_strict_devices_refuses_them(launches, capsys):
     assert status_of("--num-instances", "4", "--strict-devices", "--", *TRAIN) == 0
     assert launches[0].words[-2:] == ("--strict-devices", "True")
     assert len(launches) == 1
+
+
+def test_strict_devices_of_the_command_or_its_file_refuse_them_too(launches, tmp_path, capsys):
+    file = tmp_path / "strict.yml"
+    file.write_text("strict:\n  strict_devices: true\n")
+    of_file = ("--config", "strict", "--config-path", str(file))
+    for own in (("--strict-devices",), of_file):
+        assert status_of("--num-instances", "16", "--", *TRAIN, *own) == 2
+        assert "--strict-devices: 16 instances, and there are 4 cores" in capsys.readouterr().err
+    assert status_of("--num-instances", "4", "--", *TRAIN, *of_file) == 0
+    assert launches[0].words[-2:] == ("--strict-devices", "True") and len(launches) == 1
+    assert status_of("--num-instances", "16", "--", *TRAIN, *of_file, "--strict-devices", "False") == 0
 
 
 def test_who_cannot_accumulate_is_refused(launches, capsys):

@@ -95,11 +95,30 @@ def test_open_mpi_5_on_several_machines_that_does_not_say_where_is_refused():
         find_place({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
 
 
-def test_a_pod_of_an_indexed_job_without_the_package_works_alone_and_says_so(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("given", "times"),
+    [
+        ({}, (100, 120)),
+        ({"HOTLOOP_HEARTBEAT": "30"}, (30, 120)),
+        ({"HOTLOOP_HEARTBEAT": "600"}, (600, 600)),
+        ({"HOTLOOP_HEARTBEAT": "600", "HOTLOOP_MEETING": "9.5"}, (600, 9)),
+    ],
+)
+def test_processes_have_as_long_to_come_as_for_a_sign(given, times, monkeypatch):
+    for name in ("HOTLOOP_HEARTBEAT", "HOTLOOP_MEETING"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    assert rendezvous.find_times() == times
+
+
+def test_a_pod_of_an_indexed_job_without_the_package_is_refused_unless_told_to_work_alone(monkeypatch):
     monkeypatch.setattr(rendezvous, "find_spec", lambda name: None)
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}
-    assert find_place(pod) is None
-    assert "jax[k8s]" in capsys.readouterr().err
+    with pytest.raises(DeviceError, match=r"JOB_COMPLETION_INDEX: .* 'jax\[k8s\]'; .* HOTLOOP_PROCESSES=1"):
+        find_place(pod)
+    assert find_place({**pod, "HOTLOOP_PROCESSES": "1"}) is None
+    assert find_place({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None  # a pod of no such Job
     monkeypatch.setattr(rendezvous, "find_spec", lambda name: object())
     assert find_place(pod) == Place(method="k8s")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from hotloop.bench.compat_estimator import combine_replicas, combine_stages, combine_tf2
-from hotloop.bench.compat_runners import RUNNER_SCRIPTS, translate_runner
+from hotloop.bench.compat_runners import RUNNER_SCRIPTS, TIMED, translate_runner
 from hotloop.bench.option_groups import CompatError, OptionGroup, group_options
 from hotloop.errors import did_you_mean
 from hotloop.options import (
@@ -164,7 +164,10 @@ def translate(argv: Sequence[str]) -> Translation:
         if name in RUNNER_SCRIPTS:
             found = translate_runner(name, group_options(words))
             commands = [["hotloop", *command] for command in found.commands]
-            return Translation(commands[-1], found.notices, environment, CNN.figures, commands[:-1])
+            notices = translate_wrapper(wrapper, own, name)[1] if wrapper in WRAPPERS else []
+            return Translation(
+                commands[-1], [*notices, *found.notices], environment, CNN.figures, commands[:-1]
+            )
         if name not in SCRIPTS:
             hint = did_you_mean(name, [*SCRIPTS, *SERVING, *RUNNER_SCRIPTS])
             raise CompatError(f"{name}: not one of the older scripts{hint}")
@@ -193,23 +196,26 @@ def translate(argv: Sequence[str]) -> Translation:
 def translate_wrapper(wrapper: str, own: Sequence[str], alone: str) -> tuple[list[str], list[str]]:
     """The words of `hotloop launch` for those between a wrapper and its program, and a line on what is left out.
 
-    `alone` names a script whose command is one process whatever was asked for.
+    `alone` names a script whose command is one process, or starts several by itself, whatever was asked for.
     """
-    launch, dropped = [], []
+    launch: list[str] = []
+    dropped: list[str] = []
     for group in group_options(own):
         found = [option for option in POPRUN if group.name and option.startswith(group.name)]
         if wrapper != "poprun":
             found = ["--num-instances"] if group.name in COPIES else []
-        if len(found) == 1 and group.values:
+        if len(found) == 1 and group.values and not alone:
             launch += [found[0], group.values[0]]
         else:
             dropped.append(group.name or " ".join(group.words))
     notices = []
     if alone:
-        notices.append(f"{wrapper}: {alone} runs as one process, so its options are left out")
+        what = "starts its processes itself" if alone == TIMED else "runs as one process"
+        named = f", so its options are left out: {', '.join(dropped)}" if dropped else ""
+        notices.append(f"{wrapper}: {alone} {what}{named}")
     elif dropped:
         notices.append(f"options of {wrapper} that launch has not are left out: {', '.join(dropped)}")
-    return (["launch", *launch, "--"] if launch and not alone else []), notices
+    return (["launch", *launch, "--"] if launch else []), notices
 
 
 def script_place(words: Sequence[str]) -> int:

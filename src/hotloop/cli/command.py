@@ -112,6 +112,14 @@ class Context(Common, Console):
             self.warn(warning)
         return plan.as_dict()
 
+    def hand_on(self, words: Sequence[str]) -> list[str]:
+        """The words of another command with the options that stand before it but are meant for it, unless it has its
+        own."""
+        own = {word.partition("=")[0] for word in words}
+        flags = {"--json": self.json, "--debug": self.debug, "--only-accelerator": self.only_accelerator}
+        added = ["--device", self.device] if self.device != "auto" and "--device" not in own else []
+        return [*words, *added, *(flag for flag, is_set in flags.items() if is_set and flag not in own)]
+
     def open_device(self) -> "jax.Device":
         """The device that the options ask for, ready for work, for a command that is not `on_device`."""
         with leave_at_once():

@@ -39,7 +39,7 @@ def run(config: CompatConfig, context: Context) -> Result:
     from hotloop.bench.compat import translate
 
     found = translate(config.command)
-    *before, words = (hand_on(command[1:], context) for command in (*found.before, found.command))
+    *before, words = (context.hand_on(command[1:]) for command in (*found.before, found.command))
     # Standard output belongs to the new command's JSON object, which the old command may have asked for.
     console = replace(context, json=context.json or "--json" in words)
     console.say(f"{found}")
@@ -71,15 +71,6 @@ def run(config: CompatConfig, context: Context) -> Result:
         console.say(f"checked, up to {reached}")
     described = {"command": found.command, "environment": found.environment, "notices": found.notices}
     return {**described, "checked_until": reached or None}
-
-
-def hand_on(command: Sequence[str], context: Context) -> list[str]:
-    """The words with the options of compat itself, which are meant for the new command, unless it has them already."""
-    words = list(command)
-    if context.device != "auto" and "--device" not in words:
-        words += ["--device", context.device]
-    flags = {"--json": context.json, "--debug": context.debug, "--only-accelerator": context.only_accelerator}
-    return words + [flag for flag, is_set in flags.items() if is_set and flag not in words]
 
 
 def run_first(words: Sequence[str], out: TextIO | None) -> int:

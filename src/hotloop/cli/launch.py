@@ -124,11 +124,7 @@ def understand(words: Sequence[str], context: Context, replicas: int | None, ins
     path = path.removeprefix("hotloop ")
     if path not in taken:
         raise OptionError(f"{path}: {no_sense}")
-    # Options of launch that mean the command's are handed on, unless it has them already.
-    flags = {"--json": context.json, "--debug": context.debug, "--only-accelerator": context.only_accelerator}
-    rest += [flag for flag, is_set in flags.items() if is_set and flag not in rest]
-    if context.device != "auto" and "--device" not in rest:
-        rest += ["--device", context.device]
+    rest = context.hand_on(rest)
     given = scan(rest, command.options)
     resolved, own = _resolve_replicas(command, given, replicas, instances)
     for name in STOPS_EARLY:
@@ -188,11 +184,15 @@ def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) 
     if replicas != own:
         launched = launched.with_words(f"--{name.replace('_', '-')}", str(replicas))
     if "strict_devices" in launched.command.option_names and "strict_devices" not in launched.given:
-        launched = launched.with_words("--strict-devices", str(config.strict_devices))
-    resolve(
-        launched.command, scan(launched.rest, launched.command.options)
-    )  # what does not fit is refused here
+        launched = launched.with_words("--strict-devices", str(is_strict(launched, config)))
+    # What does not fit is refused here.
+    resolve(launched.command, scan(launched.rest, launched.command.options))
     return launched
+
+
+def is_strict(launched: Launched, config: LaunchConfig) -> bool:
+    """Whether too few devices are refused: by the launch, by the command, or by its preset or configuration file."""
+    return config.strict_devices or bool(getattr(launched.resolved.config, "strict_devices", False))
 
 
 def run(config: LaunchConfig, context: Context) -> Result:
@@ -255,7 +255,7 @@ def plan_processes(launched: Launched, config: LaunchConfig, console: Context) -
     count = next(n for n in range(min(asked, limit), 0, -1) if n == asked or asked % n == replicas % n == 0)
     if count < asked:
         here = f"there {'is' if limit == 1 else 'are'} {devices.describe()}"
-        if config.strict_devices:
+        if is_strict(launched, config):
             raise DeviceError(
                 f"--strict-devices: {asked} instances, and {here}; leave it out to run on fewer processes"
             )

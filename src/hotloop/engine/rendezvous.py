@@ -19,7 +19,7 @@ from hotloop.errors import DeviceError, OptionError
 
 HEARTBEAT_SECONDS = 100
 MEETING_SECONDS = 120
-"""Seconds until all processes must have come; `HOTLOOP_MEETING` says otherwise."""
+"""Seconds until all processes must have come; a heartbeat that is longer, or `HOTLOOP_MEETING`, says otherwise."""
 SHUTDOWN_SECONDS = 60
 PORTS = 61440, 4096
 """The first port for processes that a cluster's scheduler starts, and how many there are: as jax has them."""
@@ -57,9 +57,12 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
             return Place(method="ompi")
         return _from_open_mpi_5(environment)
     if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= {*environment}:
-        if find_spec("kubernetes") is not None:
-            return Place(method="k8s")
-        print_to_stderr("warning: to train in several pods: pip install 'jax[k8s]'; this one works alone")
+        if find_spec("kubernetes") is None:  # each pod would train alone, and all write the same
+            raise DeviceError(
+                "JOB_COMPLETION_INDEX: this is a pod of an indexed Job, whose pods find each other with "
+                "pip install 'jax[k8s]'; to work alone in it set HOTLOOP_PROCESSES=1"
+            )
+        return Place(method="k8s")
     return None
 
 
@@ -111,7 +114,7 @@ def meet(place: Place) -> Any:
     # A run listens for SIGTERM itself; jax's listener would take the signal away.
     jax.config.update("jax_enable_preemption_service", False)  # type: ignore[no-untyped-call]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # type: ignore[no-untyped-call]
-    seconds = _seconds("HOTLOOP_MEETING", MEETING_SECONDS)
+    heartbeat, seconds = find_times()
     here = f"process {place.index} of {place.count}" if place.count else f"this {place.method} process"
     where = f" at {place.coordinator}" if place.coordinator else ""
 
@@ -134,7 +137,7 @@ def meet(place: Place) -> Any:
             place.devices,
             cluster_detection_method=place.method,
             initialization_timeout=10 * seconds,
-            heartbeat_timeout_seconds=_seconds("HOTLOOP_HEARTBEAT", HEARTBEAT_SECONDS),
+            heartbeat_timeout_seconds=heartbeat,
             shutdown_timeout_seconds=_seconds("HOTLOOP_SHUTDOWN", SHUTDOWN_SECONDS),
         )
     except (RuntimeError, ValueError) as error:
@@ -159,6 +162,13 @@ def probe_port(port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", port))
+
+
+def find_times() -> tuple[int, int]:
+    """Seconds without a sign after which a process counts as lost, and until all must have come. Who gives them longer
+    for a sign has slow machines, and they are slow to come as well."""
+    heartbeat = _seconds("HOTLOOP_HEARTBEAT", HEARTBEAT_SECONDS)
+    return heartbeat, _seconds("HOTLOOP_MEETING", max(MEETING_SECONDS, heartbeat))
 
 
 def _seconds(name: str, default: int) -> int:
