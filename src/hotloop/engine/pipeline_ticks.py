@@ -5,7 +5,7 @@ holds a collective: what crosses is passed on after it, by all. Values that cros
 the table needs, flat and padded, as every device has the same program.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,11 +47,19 @@ class Sums(NamedTuple):
     figures: Any
 
 
-class Step(NamedTuple):
-    """What comes of one tick: values for the next stage, gradients for the one before, the sums after it."""
+class Held(NamedTuple):
+    """What a device holds between ticks: rings of values from the stage before and gradients from the next; sums."""
 
     values: Rows
     back: Rows
+    sums: Sums
+
+
+class Step(NamedTuple):
+    """What comes of one tick: what is sent, and the sums after it. Values for the next stage and gradients for the one
+    before are in the same rows, as no stage sends both."""
+
+    sent: Rows
     sums: Sums
 
 
@@ -71,23 +79,31 @@ class Training:
         """The sums after the last tick, from a carry to start from."""
         crossing, back, figures = self._layouts(started)
         last = len(self.stages) - 1
+        lengths = dict(crossing.lengths)  # a gradient is as long as its value, and not every value has one
 
-        def idle(number: Array, arrived: Rows, returned: Rows, sums: Sums) -> Step:
-            return Step(crossing.zeros(), back.zeros(), sums)
+        def arrived(stage: int, number: Array, held: Held) -> Any:
+            return crossing.unravel(stage - 1, _read(held.values, number)) if stage else None
 
-        def forward(stage: int, number: Array, arrived: Rows, returned: Rows, sums: Sums) -> Step:
-            values = crossing.unravel(stage - 1, arrived) if stage else None
-            out, _ = self._enter(stage, sums.running, number)(self._own(stage), values)
-            return Step(crossing.ravel(stage, out), back.zeros(), sums)
+        def idle(number: Array, held: Held) -> Step:
+            return Step(_lengthen({}, lengths), held.sums)
 
-        def backward(stage: int, number: Array, arrived: Rows, returned: Rows, sums: Sums) -> Step:
-            values = crossing.unravel(stage - 1, arrived) if stage else None
-            enter = self._enter(stage, sums.running, number)
+        def forward(stage: int, number: Array, held: Held) -> Step:
+            values = arrived(stage, number, held)
+            out, _ = self._enter(stage, held.sums.running, number)(self._own(stage), values)
+            return Step(crossing.ravel(stage, out), held.sums)
+
+        def backward(stage: int, number: Array, held: Held) -> Step:
+            values = arrived(stage, number, held)
+            enter = self._enter(stage, held.sums.running, number)
             out, pull, (carry, figures) = jax.vjp(enter, self._own(stage), values, has_aux=True)
-            came = jnp.ones_like(out) if stage == last else _cotangent(out, back.unravel(stage, returned))
+            if stage == last:
+                came = jnp.ones_like(out)
+            else:
+                came = _cotangent(out, back.unravel(stage, _read(held.back, number)))
             gradients, to_values = pull(came)
-            sent = back.ravel(stage - 1, _floats(values, to_values)) if stage else back.zeros()
-            return Step(crossing.zeros(), sent, self._add(stage, sums, gradients, carry, figures))
+            sent = back.ravel(stage - 1, _floats(values, to_values)) if stage else {}
+            sums = self._add(stage, held.sums, gradients, carry, figures)
+            return Step(_lengthen(sent, lengths), sums)
 
         branches: list[Callable[..., Step]] = [
             idle,
@@ -95,18 +111,17 @@ class Training:
             *(partial(backward, stage) for stage in range(last + 1)),
         ]
 
-        def tick(held: Step, row: Array) -> tuple[Step, None]:
+        def tick(held: Held, row: Array) -> tuple[Held, None]:
             stage = lax.axis_index(STAGE)
             kind, number = row[stage]
             which = jnp.where(kind == IDLE, 0, jnp.where(kind == FORWARD, 1 + stage, 1 + last + stage))
-            arrived, returned = _read(held.values, number), _read(held.back, number)
-            done = lax.switch(which, branches, number, arrived, returned, held.sums)
-            values = _pass_on(held.values, done.values, row, FORWARD, 1)
-            return Step(values, _pass_on(held.back, done.back, row, BACKWARD, -1), done.sums), None
+            done = lax.switch(which, branches, number, held)
+            values = _pass_on(held.values, done.sent, row, FORWARD, 1)
+            return Held(values, _pass_on(held.back, done.sent, row, BACKWARD, -1), done.sums), None
 
         rings = _ring(crossing, self.table.slots), _ring(back, self.table.gradient_slots)
         sums = Sums(self.params.zeros(jnp.float32), started, figures)
-        held, _ = lax.scan(tick, Step(*rings, sums), jnp.array(self.table.rows, jnp.int32))
+        held, _ = lax.scan(tick, Held(*rings, sums), jnp.array(self.table.rows, jnp.int32))
         return held.sums
 
     def _own(self, stage: int) -> Any:
@@ -226,16 +241,22 @@ def _read(ring: Rows, number: Array) -> Rows:
     }
 
 
+def _lengthen(rows: Rows, lengths: Mapping[str, int]) -> Rows:
+    """The rows, as long as `lengths` has them by type; zeros where there is none or no more."""
+    empty = {kind: jnp.zeros(0, kind) for kind in lengths} | rows
+    return {kind: jnp.pad(empty[kind], (0, length - empty[kind].size)) for kind, length in lengths.items()}
+
+
 def _pass_on(ring: Rows, sent: Rows, row: Array, kind: int, step: int) -> Rows:
     """Send to the stage `step` further; the ring with what came from the one `step` before, if it did a tick of `kind`.
 
-    `row` has what every stage did in this tick, and with which micro-batch.
+    `row` has what every stage did in this tick, and with which micro-batch: it is the same on all devices, so that all
+    of them send or none does. Copies of what nobody sends would be most of a small stage's time on processors.
     """
     if not ring:
         return ring
     stages, stage = row.shape[0], lax.axis_index(STAGE)
     links = [(i, i + step) for i in range(stages) if 0 <= i + step < stages]
-    came = lax.ppermute(sent, STAGE, links)  # type: ignore[no-untyped-call]
     sender = stage - step
     what, number = row[jnp.clip(sender, 0, stages - 1)]
     arrived = (sender >= 0) & (sender < stages) & (what == kind)
@@ -246,7 +267,14 @@ def _pass_on(ring: Rows, sent: Rows, row: Array, kind: int, step: int) -> Rows:
         stored: Array = lax.dynamic_update_index_in_dim(held, jnp.where(arrived, new, kept), slot, 0)
         return stored
 
-    return {name: store(held, came[name]) for name, held in ring.items()}
+    def exchange(ring: Rows, sent: Rows) -> Rows:
+        cut = {name: sent[name][: held.shape[1]] for name, held in ring.items()}
+        came = lax.ppermute(cut, STAGE, links)  # type: ignore[no-untyped-call]
+        return {name: store(held, came[name]) for name, held in ring.items()}
+
+    senders = row[:-1] if step > 0 else row[1:]
+    new: Rows = lax.cond(jnp.any(senders[:, 0] == kind), exchange, lambda ring, sent: ring, ring, sent)
+    return new
 
 
 def _floats(like: Any, tree: Any) -> list[Any]:
