@@ -159,9 +159,9 @@ def show_gap(options: argparse.Namespace) -> None:
         for count in options.stages:
             jobs = {
                 order: make_job(name, count, order, options.micro, options.count, options.side)
-                for order in SCHEDULES
+                for order in options.schedules
             }
-            alone = times_alone(jobs["Grouped"], 5 * options.rounds)
+            alone = times_alone(jobs[options.schedules[0]], 5 * options.rounds)
             programs = {
                 "one": [
                     *make_program(make_job(name, 1, "Grouped", options.micro, options.count, options.side))
@@ -172,7 +172,7 @@ def show_gap(options: argparse.Namespace) -> None:
                 programs[f"hollow {order}"] = [*hollow_program(job)]
             taken = take_turns(programs, options.rounds)
             one = min(taken["one"])
-            for order in SCHEDULES:
+            for order in options.schedules:
                 table = make_table(order, count, options.count)
                 ideal = time_of(table, {(kind, s): one * (1 if kind == FORWARD else 3) / 3 / count / options.count
                                         for kind, s in alone})  # fmt: skip
@@ -213,7 +213,9 @@ def take_turns(programs: dict[Any, list[Any]], rounds: int) -> dict[Any, list[fl
 
 
 def cases(options: argparse.Namespace) -> list[tuple[int, str]]:
-    return [(1, "")] + [(count, order) for count in options.stages if count > 1 for order in SCHEDULES]
+    return [(1, "")] + [
+        (count, order) for count in options.stages if count > 1 for order in options.schedules
+    ]
 
 
 def show_memory(options: argparse.Namespace) -> None:
@@ -268,6 +270,7 @@ def main() -> None:
     parser.add_argument(
         "--stages", nargs="+", type=int, default=[2, 4], help="at most as many as there are devices"
     )
+    parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=SCHEDULES)
     parser.add_argument("--micro", type=int, default=8, help="images of a micro-batch")
     parser.add_argument("--count", type=int, default=12, help="micro-batches of an update")
     parser.add_argument("--side", type=int, default=32, help="pixels of an image's side")
