@@ -1,13 +1,12 @@
 """A launcher as a program of its own, so that it can be signalled and killed: options, then the words of its processes,
-which are fake ones or those of another program. Helpers find them and what is left of them."""
+which are fake ones or those of another program."""
 
 import argparse
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,10 @@ from hotloop.engine.interrupt import Stopped, listen, print_to_stderr
 from hotloop.engine.launcher import FailedProcess, Launch, LostProcess, run_processes
 
 FAKE = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_process.py")))
-LONGEST = 30.0
 
 
 def make_launch(words: str, count: int, program: tuple[str, ...] = FAKE, **settings: Any) -> Launch:
     return Launch(program, tuple(words.split()), ({},) * count, **{"total": count, **settings})
-
-
-def living_members(group: int) -> list[int]:
-    """The processes of a group that run; one that nobody has asked after is none."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, pgrp = entry.read_text().rpartition(")")[2].split()[:3]
-            if int(pgrp) == group and state not in "ZX":
-                found.append(int(entry.parent.name))
-    return found
 
 
 @contextmanager
@@ -48,32 +35,6 @@ def started(*words: str, env: Mapping[str, str] | None = None) -> Iterator["subp
     finally:
         process.kill()
         process.communicate()
-
-
-def find_processes(launcher: int, count: int) -> list[int]:
-    """The processes of a launcher, by their numbers, once there are so many; each leads a group of its own."""
-    limit = time.monotonic() + LONGEST
-    while time.monotonic() < limit:
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):
-                state, parent = entry.read_text().rpartition(")")[2].split()[:2]
-                if int(parent) == launcher and state not in "ZX":
-                    variables = entry.with_name("environ").read_bytes().split(b"\0")
-                    numbers = [each[16:] for each in variables if each.startswith(b"HOTLOOP_PROCESS=")]
-                    found |= {int(number): int(entry.parent.name) for number in numbers}
-        if len(found) == count:
-            return [found[number] for number in sorted(found)]
-        time.sleep(0.02)
-    raise TimeoutError(f"{count} processes did not start")
-
-
-def wait_until_gone(groups: Sequence[int]) -> list[list[int]]:
-    """What is left of these groups, waited for a while."""
-    limit = time.monotonic() + LONGEST
-    while any(living_members(group) for group in groups) and time.monotonic() < limit:
-        time.sleep(0.02)
-    return [living_members(group) for group in groups]
 
 
 def main() -> int:

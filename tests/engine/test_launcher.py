@@ -8,12 +8,13 @@ import sys
 import time
 
 import pytest
-from launch_fakes import LONGEST, find_processes, living_members, make_launch, started, wait_until_gone
+from launch_fakes import make_launch, started
 
 from hotloop.engine import launched_process
 from hotloop.engine.interrupt import Stopped
 from hotloop.engine.launched_process import OutputLog, read_last_lines
 from hotloop.engine.launcher import FailedProcess, LostProcess, run_processes
+from process_groups import LONGEST, find_processes, living_members, wait_until_gone
 
 pytestmark = [
     pytest.mark.usefixtures("signals_heard"),

@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launch_fakes import find_processes, started, wait_until_gone
-from two_processes import LIMIT, PROGRAM, environment, free_port
+from launch_fakes import started
+from two_processes import PROGRAM
 
 from hotloop.engine.checkpoint_folder import find_steps, read_leaves, read_whole
+from hotloop.engine.launcher import find_free_port
 from hotloop.engine.run import read_events
+from process_groups import find_processes, wait_until_gone
+from started_processes import LIMIT, environment
 
 pytestmark = [
     pytest.mark.usefixtures("signals_heard"),
@@ -106,6 +109,19 @@ def test_after_a_kill_and_a_restart_the_weights_are_those_of_the_undisturbed_run
     assert [each["event"] for each in read_events(tmp_path / "run")].count("resume") == 1
 
 
+@pytest.mark.slow
+def test_a_run_that_is_lost_before_its_first_update_starts_over_in_its_folder(tmp_path):
+    run = tmp_path / "run"
+    with started("--max-restarts", "1", *words(run, 2, dying=1), env=environment(1)) as process:
+        groups = find_processes(process.pid, 2)
+        status, errors = finish(process)
+    assert status == 0, errors
+    assert re.search(r"process 1 of 2 on .* killed by SIGKILL; all start again", errors)
+    assert (weights(run) == undisturbed(2)).all()
+    assert [each["event"] for each in read_events(run)].count("start") == 2
+    assert wait_until_gone(groups) == [[], []]
+
+
 def test_process_0_that_is_killed_is_named_and_ends_all(tmp_path):
     status, errors, took = disturb(tmp_path / "run", 2, 0, signal.SIGKILL)
     assert status == 134
@@ -155,7 +171,7 @@ def test_each_machines_launcher_watches_its_own_and_starts_again_when_a_peer_els
         "--total",
         "2",
         "--coordinator",
-        f"localhost:{free_port()}",
+        f"localhost:{find_free_port()}",
         "--max-restarts",
         "1",
     ]
@@ -183,7 +199,7 @@ def test_each_machines_launcher_watches_its_own_and_starts_again_when_a_peer_els
 @pytest.mark.slow
 def test_a_process_that_never_comes_is_one_line_and_status_2(tmp_path):
     """Two of three are started; the third, on another machine, is not."""
-    where = ["--total", "3", "--coordinator", f"localhost:{free_port()}"]
+    where = ["--total", "3", "--coordinator", f"localhost:{find_free_port()}"]
     began = time.monotonic()
     with started(*where, *words(tmp_path / "run", 2), env=environment(1, HOTLOOP_MEETING="8")) as process:
         groups = find_processes(process.pid, 2)

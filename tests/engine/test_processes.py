@@ -274,6 +274,20 @@ def test_a_step_of_any_topology_is_gone_on_from_by_any_other(two_by_two, four, a
 
 
 @pytest.mark.slow
+def test_where_not_all_are_started_with_the_words_that_resume_all_do_as_the_first(alone, tmp_path):
+    """As launchers on two machines do that saw a run's folder at different times."""
+    folder = tmp_path / "run"
+    shutil.copytree(alone, folder)
+    words = ("--run", str(folder), "--replicas", "2", "--updates", "6")
+    with together.start(*words, own={0: ["--resume"]}, devices=1, HOTLOOP_RESUME='["--resume"]') as started:
+        ended = started.finish()
+    assert [each.status for each in ended] == [0, 0], ended
+    assert [each["resumed"] for each in read_events(folder) if each["event"] == "start"] == [False, True]
+    longer = together.weights(train_here(tmp_path / "longer", updates=6))
+    assert np.abs(together.weights(folder) - longer).max() < 1e-6
+
+
+@pytest.mark.slow
 def test_300_updates_of_one_call_with_a_process_that_is_slow_and_at_times_stopped(tmp_path):
     words = ("--replicas", "2", "--updates", "300", "--log-every", "300", "--checkpoint-every", "300")
     slow = ("--streamed", "--lazy", "1", "--laziness", "0.02")

@@ -3,6 +3,8 @@
 Not a test: `two_processes` starts it.
 """
 
+import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -44,6 +46,7 @@ class Config:
     evaluations: int = option(0, "How often the result is evaluated.")
     each_saves: bool = option(False, "Each process saves.")
     seconds: float = option(0.0, "Seconds that every batch takes.")
+    dying: int = option(-1, "The process that is killed, once, when the run is open and has made no update.")
 
 
 def run(config: Config, context: Context) -> dict[str, Any]:
@@ -102,6 +105,10 @@ def train(config: Config, console: Console | None = None) -> None:
     ) as training:
         if console:
             print_to_stderr(f"this is process {processes.index()}")
+        if config.dying >= 0 and not config.resume:
+            if processes.index() == config.dying:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)  # as if it compiled
         state = training.train(program, plan, state, validate=evaluation.means, guard="loss")
         for _ in range(config.evaluations):
             training.record.event("evaluation", **evaluation.means(state))

@@ -150,9 +150,11 @@ class LaunchedProcess:
             return []
         self.read_output()
         own = self.note_path.with_suffix(".log")
-        if self.note.run and (there := Path(self.note.run) / LOGS / own.name).exists():
-            own = there
-        return read_last_lines((self.log.path, own), count)
+        # Where a run goes on, its folder has a log of an earlier process until this one's lines move there.
+        logs = [Path(self.note.run) / LOGS / own.name, own] if self.note.run else [own]
+        there = [path for path in logs if path.exists()]
+        newest = [max(there, key=lambda path: path.stat().st_mtime_ns)] if there else []
+        return read_last_lines((self.log.path, *newest), count)
 
     def read_output(self) -> bool:
         """Take what it has printed; False once nothing can come any more."""

@@ -5,6 +5,7 @@ takes its peers with it without a word, so it is the launcher that names it and 
 machine's processes alone: of a peer elsewhere it sees that jax aborted one of its own. No jax here.
 """
 
+import json
 import os
 import platform
 import selectors
@@ -20,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 from hotloop.engine.interrupt import SIGNALS, Stopped, StopRequest, before_leaving, name_of, note_stops
 from hotloop.engine.launched_process import ABORTED, LaunchedProcess, OrphanGuard
+from hotloop.engine.run import has_begun
 from hotloop.errors import HotloopError
 
 HEARTBEAT, STALL = 30.0, 600.0
@@ -70,13 +72,13 @@ Say = Callable[[str], None]
 
 def run_processes(launch: Launch, say: Say) -> None:
     """Run them to their end; LostProcess, FailedProcess or Stopped where that is not a good one."""
-    restarts, words = 0, launch.words
+    restarts, added = 0, tuple[str, ...]()
     # Process 0 says that it heard a signal, where it is here.
     listening = note_stops(say if launch.first else lambda text: None)
     with TemporaryDirectory(prefix="hotloop-launch-") as folder, OrphanGuard() as guard, listening as stop:
         while True:
             with (
-                ProcessGroup(launch, words, Path(folder) / str(restarts), guard, say) as group,
+                ProcessGroup(launch, added, Path(folder) / str(restarts), guard, say) as group,
                 before_leaving(group.kill),
                 before_leaving(lambda: shutil.rmtree(folder, ignore_errors=True)),
             ):
@@ -86,7 +88,8 @@ def run_processes(launch: Launch, say: Say) -> None:
                 except LostProcess as error:
                     if restarts == launch.max_restarts or stop.number is not None:
                         raise
-                    lost, words = error, group.words_to_resume()
+                    lost = error
+            added = group.words_to_resume()
             restarts += 1
             say(f"{lost}; all start again (restart {restarts} of {launch.max_restarts})")
 
@@ -100,8 +103,9 @@ def find_free_port() -> int:
 class ProcessGroup(AbstractContextManager["ProcessGroup"]):
     """The processes of one start; whatever runs of them at the end of the context is ended there."""
 
-    def __init__(self, launch: Launch, words: Sequence[str], folder: Path, guard: OrphanGuard, say: Say):
-        self.launch, self.words, self.say = launch, tuple(words), say
+    def __init__(self, launch: Launch, added: Sequence[str], folder: Path, guard: OrphanGuard, say: Say):
+        """Start them with the words of the launch and those `added` to them, which resume a run."""
+        self.launch, self.added, self.say = launch, tuple(added), say
         self.processes: list[LaunchedProcess] = []
         self._folder, self._guard, self._selector = folder, guard, selectors.DefaultSelector()
         self._stopped_since: dict[int, float] = {}
@@ -112,11 +116,12 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
             "HOTLOOP_PROCESSES": str(launch.total),
             "HOTLOOP_HEARTBEAT": f"{launch.heartbeat:g}",
             "HOTLOOP_NOTES": str(folder),
+            "HOTLOOP_RESUME": json.dumps(added),
         }
         try:
             for number, own in enumerate(launch.environments, launch.first):
                 environment = {**os.environ, **own, **shared, "HOTLOOP_PROCESS": str(number)}
-                self._start(number, (*launch.program, *words), environment)
+                self._start(number, (*launch.program, *launch.words, *added), environment)
         except BaseException:
             self.end()
             raise
@@ -269,11 +274,12 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
             self._raise_lost(slowest, f"it made no progress for {self.launch.stall:g} s (--stall)")
 
     def words_to_resume(self) -> tuple[str, ...]:
-        """The command that goes on from the last checkpoint; the same as before where no run has begun since."""
+        """What the command needs besides to go on with its run; as before where none has begun since. All have ended:
+        the one that makes the folder may do so while another is lost."""
         for process in self.processes:
             process.read_note()
-        added = next((process.note.resume for process in self.processes if process.note.resume), None)
-        return self.words if added is None else (*self.launch.words, *added)
+        note = next((process.note for process in self.processes if process.note.resume), None)
+        return note.resume if note and (note.run is None or has_begun(Path(note.run))) else self.added
 
     def kill(self) -> None:
         for process in self.processes:

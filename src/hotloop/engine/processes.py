@@ -56,6 +56,7 @@ def start() -> None:
     if group.count == 1:  # a job of one task after all
         return
     _group = group
+    rendezvous.follow_first(gathered)
     atexit.register(end)
     sys.excepthook = _fail_for_all(sys.excepthook)
     threading.Thread(target=group.watch, name="hotloop-processes", daemon=True).start()

@@ -4,18 +4,20 @@
 does not come, a port that is taken and an address that nobody answers at end in one line after `MEETING_SECONDS`.
 """
 
+import json
 import os
 import re
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from hotloop.engine.interrupt import print_to_stderr
 from hotloop.errors import DeviceError, OptionError
+from hotloop.options.files import parse_json
 
 HEARTBEAT_SECONDS = 100
 MEETING_SECONDS = 120
@@ -186,8 +188,28 @@ def describe_program() -> dict[str, str]:
     from hotloop.version import VERSION
 
     packages = {name: version(name) for name in ("jax", "jaxlib")}
-    words = " ".join(sys.argv[1:])
-    return {"hotloop": VERSION, "python": python_version(), **packages, "options": words}
+    words = sys.argv[1 : len(sys.argv) - len(_words_to_resume())]
+    return {"hotloop": VERSION, "python": python_version(), **packages, "options": " ".join(words)}
+
+
+def _words_to_resume() -> list[str]:
+    """The last words of the command that this machine's launcher has added, since it starts it again."""
+    added = [str(word) for word in parse_json(os.environ.get("HOTLOOP_RESUME") or "[]")]
+    return added if added and sys.argv[-len(added) :] == added else []
+
+
+def follow_first(gathered: Callable[[Any], list[Any]]) -> None:
+    """All go on with the run that process 0 goes on with, or with none as it does: those whose launchers, on other
+    machines, thought otherwise. Where there are such, this does not return, but starts this program once more."""
+    found = gathered(_words_to_resume())
+    if all(words == found[0] for words in found):
+        return
+    from jax._src import distributed
+
+    own = sys.orig_argv[1 : len(sys.orig_argv) - len(_words_to_resume())]
+    distributed.shutdown()  # type: ignore[no-untyped-call]  # which waits for all
+    os.environ["HOTLOOP_RESUME"] = json.dumps(found[0])
+    os.execv(sys.executable, [sys.executable, *own, *found[0]])
 
 
 def check_same_program(found: list[dict[str, str]]) -> None:

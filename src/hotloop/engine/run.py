@@ -307,9 +307,14 @@ def take_folder(path: Path, resume: bool) -> int:
 
 def check_resumable(path: Path, resume: bool) -> None:
     """RunError where there should be a run to go on with and is none, before anything is read for it."""
-    if resume and not any((path / name).exists() for name in ("config.json", RECORDS)):
+    if resume and not has_begun(path):
         what = "holds no run" if path.is_dir() else "is not a run folder"
         raise RunError(f"nothing to resume: {path} {what}; leave out resume=True to start one")
+
+
+def has_begun(path: Path) -> bool:
+    """Whether a run can be gone on with here; one that was killed before its first record starts over."""
+    return any((path / name).exists() for name in ("config.json", RECORDS))
 
 
 def _refuse_another_run(path: Path, resume: bool) -> None:

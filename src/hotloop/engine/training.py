@@ -83,22 +83,18 @@ class TrainingRun:
         resumed: Restored | None = None,
         title: str = "training",
         endless: bool = False,
-        how_to_resume: str = "give the same command again with --resume",
-        resume_words: Sequence[str] = ("--resume",),
         **callbacks: Unpack[Callbacks],
     ) -> State:
         """Make every update of the plan, and return the state after the last one; see `drive.Callbacks`.
 
         A run that is resumed goes on from `resumed` (None: from its newest checkpoint). It saves where the plan has
         checkpoints at all. `title` stands beside the bar; an `endless` plan ends with its data, which no bar can know.
-        `resume_words` are what the same command needs besides to go on with this run, for a launcher that restarts it.
         """
-        processes.note("loading", run=self.record.path, resume=resume_words)
+        processes.note("loading")
         if resumed is None and self.record.resumed:
             resumed = self.newest(state)
         with self.progress(title, None if endless else plan.total_updates) as bar:
             bar.advance(resumed.step if resumed else 0)
-            self.record.how_to_resume = how_to_resume
             return drive(
                 program,
                 plan,
@@ -131,6 +127,8 @@ def open_training(
     programs: Sequence[str] = ("training", "evaluation"),
     notice: str = "",
     each_process_saves: bool | None = None,
+    how_to_resume: str = "give the same command again with --resume",
+    resume_words: Sequence[str] = ("--resume",),
 ) -> Iterator[TrainingRun]:
     """Hold a run's folder: a new one, or with `resume` that of an earlier run with the same settings.
 
@@ -139,12 +137,16 @@ def open_training(
     `sinks` see every record (None: the console alone); without a `console` lines go to standard error and `progress`
     shows bars. `report` is where the compiler's report was asked for, and `programs` are the sub-folders it will have.
     A `notice`, about the data say, is a warning among the records, and again at the end, where it is not missed.
+    `how_to_resume` is said where a signal stops the run; `resume_words` are what the same command needs besides to go
+    on with it, for a launcher that starts it again.
 
     Of several processes only the first writes, and all must see its folder, unless `each_process_saves` checkpoints of
     its own (None: the family has no such choice).
     """
     folder, say = Path(folder), console.say if console else print_to_stderr
     warn = console.warn if console else lambda text: print_to_stderr(f"warning: {text}")
+    # All have noted it before the first makes the folder, so that no run is there which somebody cannot go on with.
+    processes.note(run=folder, resume=resume_words)
     _check_same_settings(settings)
     report_folder = find_report_folder(report, folder, warn, programs) if processes.is_writer() else None
     opened_run = (
@@ -160,6 +162,7 @@ def open_training(
         if processes.is_writer()
         else UnwrittenRun(folder, resume)
     )
+    opened_run.how_to_resume = how_to_resume
     with opened_run as record, processes.close_on_failure(partial(_close_failed, record)):
         if processes.count() > 1 and not each_process_saves:
             _check_shared(folder, can_save_apart=each_process_saves is not None)
@@ -259,5 +262,6 @@ def train(
         keep=keep,
         sinks=sinks,
         report=report,
+        how_to_resume=how_to_resume,
     ) as training:
-        return training.train(program, plan, state, how_to_resume=how_to_resume, **callbacks)
+        return training.train(program, plan, state, **callbacks)

@@ -199,6 +199,7 @@ def train_run(
     config, plan, folder = job.config, job.plan, own.run
     assert plan is not None and folder is not None
     check_shared_folder(own, job.network, plan)
+    again = ("--resume", "--run-name", folder.name)
     with open_training(
         folder,
         settings,
@@ -212,6 +213,8 @@ def train_run(
         sinks=sinks,
         report=config.report,
         each_process_saves=config.ckpt_all_instances,
+        how_to_resume=f"the same command with {' '.join(again)}",
+        resume_words=again,
     ) as training:
         record = training.record
         result: dict[str, Any] = {"run": str(folder), "seed": config.seed}
@@ -241,8 +244,6 @@ def train_run(
             latest=("learning_rate", "loss_scaling_factor"),
             guard="loss",
             on_log=throughput.on_log,
-            how_to_resume=f"the same command with --resume --run-name {folder.name}",
-            resume_words=("--resume", "--run-name", folder.name),
         )
         result |= {"updates": plan.total_updates, **throughput.result(program)}
         if config.validation:

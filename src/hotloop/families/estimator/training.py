@@ -288,6 +288,8 @@ def _open(estimator: Any) -> AbstractContextManager[TrainingRun]:
         checkpoints=lambda place: HookedCheckpoints(place, keep, family=FAMILY),
         report=config.report,
         programs=("training",),
+        how_to_resume=f"train again with model_dir={folder}",
+        resume_words=("--model-dir", str(folder)),
     )
 
 
@@ -340,8 +342,6 @@ def _train(
             guard="loss",
             enough=(lambda: run.stopped) if hooks else None,
             due=runner.due,
-            how_to_resume=f"train again with model_dir={run.estimator.model_dir}",
-            resume_words=("--model-dir", str(run.estimator.model_dir)),
         )
     except Interrupted:
         runner.hand_over()

@@ -140,6 +140,7 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
     files = {name: path.absolute() for name in FILES if (path := getattr(config, name))}
     extra = (data.train.users, job.items, job.drops, *data.scale)
     settings = to_jsonable({**asdict(config), **files, **dict(zip(EXTRA, extra, strict=True))})
+    again = ("--resume", "--run-name", folder.name)
     # A process of its own gives figures after their checkpoint is saved, and a resumed run may have had one before.
     validations = Validations(config.patience, late=config.multiprocessing or config.resume)
     with open_training(
@@ -154,6 +155,8 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
         console=console,
         report=config.report,
         notice=data.notice,
+        how_to_resume=f"the same command with {' '.join(again)}",
+        resume_words=again,
     ) as training:
         if processes.is_writer() and not (folder / "ratings.npz").exists():
             data.train.write(folder / "ratings.npz")
@@ -218,8 +221,6 @@ def make_updates(
                 state,
                 resumed=resumed,
                 title=FAMILY,
-                how_to_resume=f"the same command with --resume --run-name {training.record.path.name}",
-                resume_words=("--resume", "--run-name", training.record.path.name),
                 validate=validate,
                 latest=("learning_rate",),
                 guard="loss",

@@ -157,6 +157,8 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
         sinks=[ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())],
         report=config.report,
         notice=data.notice,
+        how_to_resume=f"the same command with {' '.join(again)}",
+        resume_words=again,
     ) as training:
         say("Starting training...")
         state = training.train(
@@ -167,8 +169,6 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
             on_log=on_log,
             latest=("learning_rate", "step_size"),
             guard="loss",
-            how_to_resume=f"the same command with {' '.join(again)}",
-            resume_words=again,
         )
         say("Finished training.")
         figures = final_figures(config, job, state, data, training.record, console)
