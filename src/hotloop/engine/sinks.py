@@ -15,7 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.run import FRAME, Record, Run, Sink, SinkGroup, compose_record, write_all
+from hotloop.engine.run import FRAME, Run, compose_record, write_all
+from hotloop.engine.sink_group import Record, Sink, SinkGroup
 from hotloop.errors import MissingExtra
 
 SHOWN = ("start", "resume", "compile", "log", "validation", "warning", "profile", "sweep", "end")

@@ -26,7 +26,8 @@ from hotloop.engine.plan import Plan
 from hotloop.engine.process_group import PeerFailed
 from hotloop.engine.process_log import FOLDER
 from hotloop.engine.progress import Console, Show, show
-from hotloop.engine.run import Run, Sink, check_free, compose_record, find_differences
+from hotloop.engine.run import Run, check_free, compose_record, find_differences
+from hotloop.engine.sink_group import Sink
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.errors import OptionError, RunError
 from hotloop.options import to_jsonable

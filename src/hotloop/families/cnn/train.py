@@ -23,7 +23,6 @@ from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
 from hotloop.engine.run import (
     Run,
-    Sink,
     check_makeable,
     check_options,
     current_records,
@@ -31,6 +30,7 @@ from hotloop.engine.run import (
     read_events,
     read_json,
 )
+from hotloop.engine.sink_group import Sink
 from hotloop.engine.sinks import Announcer, ConsoleSink, Recorder, WandbSink, format_clock
 from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import CheckpointError, OptionError, RunError

@@ -23,7 +23,8 @@ from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Event, Kind, Mark, Plan
 from hotloop.engine.progress import compiling
-from hotloop.engine.run import Sink, read_events, read_json
+from hotloop.engine.run import read_events, read_json
+from hotloop.engine.sink_group import Sink
 from hotloop.engine.sinks import ConsoleSink, TensorBoardSink
 from hotloop.engine.training import TrainingRun, open_training
 from hotloop.errors import CheckpointError, DataError, MissingExtra
