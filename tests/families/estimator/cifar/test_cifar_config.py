@@ -159,6 +159,13 @@ def test_ipus_that_are_not_there_become_parts_of_a_batch(line, expected, monkeyp
         )
 
 
+def test_of_ipus_that_are_not_there_every_process_has_equally_many(monkeypatch):
+    monkeypatch.setattr(program.jax, "devices", lambda platform: ["a device"] * 6)
+    monkeypatch.setattr(program.processes, "count", lambda: 2)
+    placed = program.place_replicas(read("--batch-size 30 --ipus 10"), lambda text: None)
+    assert (placed.asked_replicas, placed.gradient_accumulation_count) == (2, 5)  # 5 are no multiple of 2
+
+
 def test_a_run_of_no_update_is_refused():
     with pytest.raises(OptionError, match=r"--epochs 1e-05: of 50,000 images is less than one batch of 32"):
         build(CifarConfig, {"epochs": "0.00001"}).total_updates(50_000)

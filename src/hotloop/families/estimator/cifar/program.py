@@ -110,7 +110,9 @@ def place_replicas(config: CifarConfig, say: Callable[[str], None]) -> CifarConf
         fit = asked * config.stages <= there  # or they merge
         device_mesh(asked, config.stages if fit else 1, platform())
         return replace(config, replicas=asked)
-    replicas = next(count for count in range(there, 0, -1) if asked * parts % count == 0)
+    replicas = next(
+        count for count in range(there, 0, -1) if asked * parts % count == count % processes.count() == 0
+    )
     on = f"--ipus {config.ipus} on {there} device{'s' * (there > 1)}"
     became = (
         f"{asked} replicas become {replicas} with accumulation {asked * parts // replicas} instead of {parts}"
