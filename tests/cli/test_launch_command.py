@@ -125,6 +125,15 @@ def test_without_replicas_there_is_one_for_each_process(launches, separator, cap
     assert capsys.readouterr().err == ""
 
 
+def test_an_evaluation_has_the_replicas_of_its_run_unless_it_is_told_otherwise(launches, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"images": 3, "method": "vcd", "data": "digits"}))
+    command = ("vcd", "evaluate", str(tmp_path))
+    assert status_of("--num-instances", "2", "--", *command) == 0
+    assert launches[-1].words == command
+    assert status_of("--num-instances", "2", "--num-replicas", "2", "--", *command) == 0
+    assert launches[-1].words == (*command, "--replicas", "2")
+
+
 def test_options_of_the_launch_that_are_the_commands_are_handed_on(launches):
     assert status_of("--json", "--device", "cpu", "--debug", "--", *TRAIN) == 0
     assert launches[0].words[4:9] == ("--device", "cpu", "--json", "--debug", "--strict-devices")

@@ -174,7 +174,7 @@ def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) 
     own = launched.own_replicas
     is_own = not {name, "ipus"}.isdisjoint(launched.given.keys() | launched.resolved.configured)
     if launched.path not in TRAININGS:
-        replicas = wanted or own or 1
+        replicas = wanted or own  # None: those of the run that it reads
     else:
         replicas = wanted or (own if own and is_own else instances)
         check_instances(instances, replicas, check_devices_per_replica(launched, config.ipus_per_replica))
