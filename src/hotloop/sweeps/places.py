@@ -4,6 +4,7 @@ from typing import Protocol
 
 from hotloop.engine.progress import Console
 from hotloop.sweeps.engines import Engine, LocalEngine, find_devices
+from hotloop.sweeps.options import PlaceOptions
 from hotloop.sweeps.ray_engine import RayEngine
 
 
@@ -13,17 +14,6 @@ class SweepConsole(Console, Protocol):
 
     @property
     def only_accelerator(self) -> bool: ...
-
-
-class PlaceOptions(Protocol):
-    @property
-    def engine(self) -> str: ...
-
-    @property
-    def ray_address(self) -> str | None: ...
-
-    @property
-    def concurrent(self) -> int | None: ...
 
 
 def open_engine(options: PlaceOptions, console: SweepConsole) -> Engine:

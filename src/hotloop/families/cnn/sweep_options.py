@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,9 +10,14 @@ from hotloop.errors import OptionError
 from hotloop.families.cnn.options import TrainConfig
 from hotloop.options import argument, folder_name, option, positive
 from hotloop.sweeps.old_runners import REPLICAS, RUNNERS, TARGET, Runner
+from hotloop.sweeps.options import (
+    check_place_options,
+    concurrent_option,
+    engine_option,
+    ray_address_option,
+    sweep_option,
+)
 from hotloop.sweeps.space import Choices, Range, Space
-
-_sweep = partial(option, group="Sweep")
 
 
 class Objective(NamedTuple):
@@ -124,7 +128,7 @@ class SweepConfig(TrainConfig):
         metavar="NAME",
         choices=tuple(NAMED),
     )
-    over: tuple[str, ...] = _sweep(
+    over: tuple[str, ...] = sweep_option(
         (),
         "What is tried: NAME=1,2,3 a list, NAME=0.1..0.9 a range, NAME=log:1e-4..1e-1 one by its logarithm, "
         "NAME=int:1..9 whole numbers; NAME is an option of the training, or OPTION.KEY such as "
@@ -132,35 +136,25 @@ class SweepConfig(TrainConfig):
         metavar="NAME=VALUES",
         repeatable=True,
     )
-    trials: int | None = _sweep(
+    trials: int | None = sweep_option(
         None,
         "How many; left out, every combination of lists, or 16 where a range is among them.",
         check=positive,
     )
-    objective: Literal["validation_accuracy", "epoch_to_target", "optimization_metric"] | None = _sweep(
+    objective: Literal["validation_accuracy", "epoch_to_target", "optimization_metric"] | None = sweep_option(
         None,
         "What ranks the trials; left out, validation_accuracy, or what a named sweep has. epoch_to_target is the "
         "one that is to be small.",
     )
-    method: Literal["grid", "random", "bayes"] | None = _sweep(
+    method: Literal["grid", "random", "bayes"] | None = sweep_option(
         None,
         "How values are chosen: each combination of lists in turn; drawn by seed and number of the trial; or by what "
         "the trials before gave (needs hotloop[sweep]). Left out, grid for lists, else random, or a named sweep's own.",
     )
-    concurrent: int | None = _sweep(
-        None,
-        "Trials at a time; left out, as many as there are devices (CPU: 1). More than that share devices.",
-        check=positive,
-    )
-    engine: Literal["local", "ray"] = _sweep(
-        "local", "Processes of this machine, or tasks of a Ray cluster (needs hotloop[ray])."
-    )
-    ray_address: str | None = _sweep(
-        None,
-        "Cluster of --engine ray, such as auto or ray://HOST:10001; left out, one is started here.",
-        metavar="ADDRESS",
-    )
-    retry_failed: bool = _sweep(False, "With --resume: run the trials that failed once more.")
+    concurrent: int | None = concurrent_option()
+    engine: Literal["local", "ray"] = engine_option()
+    ray_address: str | None = ray_address_option()
+    retry_failed: bool = sweep_option(False, "With --resume: run the trials that failed once more.")
     results_dir: Path = option(Path("results"), "Folder in which the sweep gets its own.", group="Records")
     run_name: str | None = option(
         None,
@@ -183,8 +177,7 @@ class SweepConfig(TrainConfig):
         for name in ("training", "validation"):
             if not getattr(self, name):
                 raise OptionError(f"--{name} False: trials are ranked by their validation; leave it out")
-        if self.ray_address is not None and self.engine != "ray":
-            raise OptionError(f"--ray-address {self.ray_address}: only with --engine ray")
+        check_place_options(self)
         if self.resume and self.run_name is None:
             raise OptionError("--resume: say which sweep goes on by --run-name, the name of its folder")
         if self.retry_failed and not self.resume:

@@ -21,12 +21,18 @@ from hotloop.families.recommender.config import (
     run_option,
 )
 from hotloop.options import Options, argument, between, finite, folder_name, non_negative, option, positive
+from hotloop.sweeps.options import (
+    check_place_options,
+    concurrent_option,
+    engine_option,
+    ray_address_option,
+    sweep_option,
+)
 
 FAMILY = "recommender"
 EXTRA = {"users": int, "items": int, "drops": list, "low": float, "high": float}
 """What config.json holds besides options, and of which kind."""
 measure_option, output_option = partial(option, group="What is measured"), partial(option, group="Output")
-sweep_option = partial(option, group="Sweep")
 RATINGS_HELP = "What users have rated, instead of the training ratings; they need not be in those."
 SplitName = Literal["3m", "6m", "1y", "full", "user-time", "random"]
 
@@ -252,19 +258,9 @@ class SweepOptions(TrialOptions):
         check=positive,
         aliases=("--num-ipus",),
     )
-    concurrent: int | None = sweep_option(
-        None,
-        "Trials at a time; left out, as many as there are devices (CPU: 1). More than that share devices.",
-        check=positive,
-    )
-    engine: Literal["local", "ray"] = sweep_option(
-        "local", "Processes of this machine, or tasks of a Ray cluster (needs hotloop[ray])."
-    )
-    ray_address: str | None = sweep_option(
-        None,
-        "Cluster of --engine ray, such as auto or ray://HOST:10001; left out, one is started here.",
-        metavar="ADDRESS",
-    )
+    concurrent: int | None = concurrent_option()
+    engine: Literal["local", "ray"] = engine_option()
+    ray_address: str | None = ray_address_option()
     no_validation: bool = run_option(
         False, "Do not validate; random data and a training file alone are never validated."
     )
@@ -278,8 +274,7 @@ class SweepOptions(TrialOptions):
     fp_exceptions: bool = old_option(False, "No effect: a trial whose loss is not finite always stops.")
 
     def check(self) -> None:
-        if self.ray_address is not None and self.engine != "ray":
-            raise OptionError(f"--ray-address {self.ray_address}: only with --engine ray")
+        check_place_options(self)
         if self.lr_schedule == "stepped":
             raise OptionError(
                 "--lr-schedule stepped: has its own rates, so that all trials would be the same"
