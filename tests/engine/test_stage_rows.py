@@ -98,7 +98,7 @@ def test_a_step_is_restored_by_any_other_cut_and_the_next_update_is_the_same(tmp
     states = {"": fresh, **{starts: spread(fresh) for starts, (_, spread) in cuts.items()}}
     updates = {"": whole, **{starts: jax.jit(update) for starts, (update, _) in cuts.items()}}
     saved = {starts: stepped(updates[starts], state) for starts, state in states.items()}
-    after, within = stepped(whole, saved[""]), 1e-6 if mode == "32.32" else 1e-2
+    after, within = stepped(whole, saved[""]), 1e-6 if mode == "32.32" else 1e-3
     for source in states:
         with Checkpoints(tmp_path / f"of_{source}") as checkpoints:
             checkpoints.save(1, saved[source], position={})
