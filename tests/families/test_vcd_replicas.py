@@ -4,7 +4,6 @@ import dataclasses
 from functools import cache, partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_vcd_evaluation import nothing, small_model
@@ -18,7 +17,7 @@ from hotloop.errors import DeviceError, OptionError
 from hotloop.families.vcd import fused, likelihood, model, train
 from hotloop.families.vcd.config import VcdModel, VcdTrain
 from hotloop.families.vcd.likelihood import LikelihoodEstimator, make_proposals
-from same_numbers import assert_same_numbers, assert_seen
+from same_numbers import assert_same_numbers, assert_seen, with_moved_weight
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 SLOW = pytest.mark.slow
@@ -100,7 +99,7 @@ def test_updates_are_those_of_one_device(way, replicas):
 
 
 def one_weight_moved(params):
-    moved = jnp.asarray(params["mean"][0]["b"]).at[2].add(1e-2)
+    moved = params["mean"][0]["b"].at[2].add(1e-2)
     return {**params, "mean": ({**params["mean"][0], "b": moved}, *params["mean"][1:])}
 
 
@@ -186,7 +185,7 @@ def weighed(replicas, batch_size, changed=None):
         x = x.copy()
         x[10, 0] ^= 1
     if changed == "weight":
-        params = one_weight_moved(params)
+        params = with_moved_weight(params, "decoder", 0, "w")
     mesh = mesh_of_replicas(replicas)
     estimate = LikelihoodEstimator(
         place_everywhere(params, mesh), x, jax.random.key(3), batch_size=batch_size, samples=120, mesh=mesh
