@@ -18,6 +18,8 @@ from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.launcher import FailedProcess
 from hotloop.engine.run import read_events
 
+pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+
 
 def train_here(folder: Path, **options: Any) -> Path:
     toy_program.train(toy_program.Config(run=str(folder), **options))

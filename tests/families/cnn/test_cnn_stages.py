@@ -26,6 +26,7 @@ from same_numbers import (
     with_other_label,
 )
 
+pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 ONE_VALUE, TWO_VALUES = "a_out", "a_1_relu"
 THREE, FOUR = ("a_1_conv", ONE_VALUE), ("a_1_conv", TWO_VALUES, ONE_VALUE)
 GRADIENTS = (*FLOAT32, "--optimizer", "momentum", "--optimizer-params", "{momentum: 0.9}")

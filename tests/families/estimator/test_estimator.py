@@ -332,7 +332,10 @@ def test_a_killed_process_loses_no_more_than_the_call_in_flight(hundred: Any, tm
     estimator = small(tmp_path)
     assert int(reached[-1]) - 10 <= (estimator.latest_checkpoint() or 0) <= int(reached[-1]) + 10
     estimator.train(data, max_steps=100)
-    assert same(weights(estimator), weights(hundred))
+    # Two processes on a GPU may choose other kernels.
+    exactness = 0 if jax.default_backend() == "cpu" else 1e-6
+    for name, wanted in weights(hundred).items():
+        np.testing.assert_allclose(weights(estimator)[name], wanted, rtol=exactness, atol=exactness)
 
 
 @pytest.mark.parametrize("update", [pytest.param(7, marks=pytest.mark.slow), 30, 40])
