@@ -74,33 +74,6 @@ class RatingSet(Loaded):
     ratings: Ratings
 
 
-def write_dataset(dataset: Dataset, path: Path) -> None:
-    """Keep a set in one file (.npz), from which `read_dataset` makes it again."""
-    text = {
-        name: np.array(getattr(dataset, name)) for name in ("name", "source", "notice", "stand_in", "classes")
-    }
-    arrays = {
-        f"{part}_{name}": getattr(getattr(dataset, part), name)
-        for part in ("train", "test")
-        for name in ("images", "labels")
-    }
-    np.savez(path, allow_pickle=False, **text, **arrays)
-
-
-def read_dataset(path: Path) -> Dataset:
-    """What `write_dataset` wrote."""
-    with np.load(path, allow_pickle=False) as kept:
-        return Dataset(
-            name=str(kept["name"]),
-            source=str(kept["source"]),
-            notice=str(kept["notice"]),
-            stand_in=bool(kept["stand_in"]),
-            classes=int(kept["classes"]),
-            train=LabelledImages(kept["train_images"], kept["train_labels"]),
-            test=LabelledImages(kept["test_images"], kept["test_labels"]),
-        )
-
-
 def read_images(found: LocalSet) -> Dataset:
     """The set's images from its files, whole or as much of it as is there; DataError names file and byte."""
     known = found.known

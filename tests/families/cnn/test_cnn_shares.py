@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from hotloop.data.dataset import Dataset, LabelledImages, read_dataset, write_dataset
-from hotloop.engine import processes
+from hotloop.data.dataset import Dataset, LabelledImages, RatingSet
+from hotloop.data.ratings import Ratings
+from hotloop.engine import loading, processes
 from hotloop.engine.batch_sources import IterableBatches, ShuffledBatches, Streamed
 from hotloop.engine.device import device_mesh
 from hotloop.engine.feed import Order, fill_up
+from hotloop.engine.loading import check_same_data, load_once, read_arrays, write_arrays
 from hotloop.engine.precision import SPLIT
-from hotloop.families.cnn import sources
-from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, load_once
+from hotloop.errors import DataError
+from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches
 
 
 class Recorder:
@@ -120,6 +122,8 @@ class TwoOnOneHost:
     def gathered(self, value):
         if isinstance(value, str) and value == platform.node():
             return self.hosts
+        if isinstance(value, list):  # what is compared: alike
+            return [value, value]
         self.said.append(value)
         return [*self.said, None][:2]
 
@@ -136,17 +140,17 @@ def test_a_stand_in_is_drawn_by_one_process_of_a_machine_and_goes_to_the_others(
 
     group = TwoOnOneHost(monkeypatch, [platform.node()] * 2)
     kept = {}
-    monkeypatch.setattr(sources, "read_dataset", lambda path: kept[path])
-    monkeypatch.setattr(sources, "write_dataset", lambda data, path: kept.update({path: data}))
-    first = load_once(draw)
+    monkeypatch.setattr(loading, "read_arrays", lambda kind, path: kept[path])
+    monkeypatch.setattr(loading, "write_arrays", lambda data, path: kept.update({path: data}))
+    first = load_once(draw, Dataset)
     group.index = 1
-    second = load_once(draw)
+    second = load_once(draw, Dataset)
     assert second is first and drawn == [1]
     group.hosts, group.said[:] = ["a", "b"], []  # on two machines each draws its own
     group.index = 0
-    load_once(draw)
+    load_once(draw, Dataset)
     group.index = 1
-    load_once(draw)
+    load_once(draw, Dataset)
     assert drawn == [1, 1, 1]
 
 
@@ -157,8 +161,8 @@ def test_a_set_is_the_same_after_a_file(tmp_path):
         for n in (5, 3)
     )
     one = Dataset(name="cifar10", source="a", stand_in=True, notice="b", classes=7, train=train, test=test)
-    write_dataset(one, tmp_path / "one.npz")
-    other = read_dataset(tmp_path / "one.npz")
+    write_arrays(one, tmp_path / "one.npz")
+    other = read_arrays(Dataset, tmp_path / "one.npz")
     for name in ("name", "source", "stand_in", "notice", "classes"):
         assert getattr(other, name) == getattr(one, name)
     for part in ("train", "test"):
@@ -166,3 +170,19 @@ def test_a_set_is_the_same_after_a_file(tmp_path):
             ours, wanted = (getattr(getattr(each, part), name) for each in (other, one))
             assert ours.dtype == wanted.dtype
             np.testing.assert_array_equal(ours, wanted)
+
+
+def test_ratings_without_times_are_the_same_after_a_file(tmp_path):
+    table = Ratings(np.arange(3), np.arange(3, 6), np.ones(3, np.float32))
+    one = RatingSet(name="movielens-100k", source="drawn", stand_in=True, notice="b", ratings=table)
+    write_arrays(one, tmp_path / "one.npz")
+    other = read_arrays(RatingSet, tmp_path / "one.npz")
+    assert other.ratings.times is None and other.ratings.items.tolist() == [3, 4, 5] and other.stand_in
+
+
+def test_data_that_differ_in_one_process_are_one_line_that_names_it(monkeypatch):
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "gathered", lambda value: [value, ["node7", {"source": "a stand-in"}]])
+    with pytest.raises(DataError, match=r"process 1 on node7 .*: source a stand-in in place of its"):
+        check_same_data(source="its files")
+    check_same_data(source="a stand-in")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hotloop.data import build_records, load
 from hotloop.data.build_records import Build, read_manifest, shard_fault
 from hotloop.data.catalogue import known_set
-from hotloop.data.dataset import IMAGE_SETS, LabelledImages
+from hotloop.data.dataset import IMAGE_SETS, Dataset, LabelledImages
 from hotloop.data.image_stores import (
     ImageStore,
     Part,
@@ -32,6 +32,7 @@ from hotloop.engine import processes
 from hotloop.engine.device import usable_cores
 from hotloop.engine.feed import Order, Resident
 from hotloop.engine.keys import sample_keys
+from hotloop.engine.loading import check_same_data, load_once
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig
@@ -42,7 +43,6 @@ from hotloop.families.cnn.sources import (
     PhotoBatches,
     count_workers,
     evaluation_batches,
-    load_once,
     open_store,
 )
 from hotloop.rehearsal import begin_work
@@ -202,7 +202,7 @@ def _open_pipeline(config: BenchmarkConfig, console: Console, stack: ExitStack) 
         return _batchwise(config, same), "synthetic on the host"
     if config.dataset == "imagenet":
         return _photographs(config, console, stack)
-    dataset = load_once(partial(load, config.dataset, config.dataset_path, say=console.say))
+    dataset = load_once(partial(load, config.dataset, config.dataset_path, say=console.say), Dataset)
     split = dataset.train if config.split == "train" else dataset.test
     if len(split) < size * processes.count():
         raise DataError(
@@ -234,6 +234,7 @@ def _photographs(config: BenchmarkConfig, console: Console, stack: ExitStack) ->
     training = config.split == "train"
     part: Part = "train" if training else "validation"
     store = processes.once_a_host(partial(open_store, config.dataset_path, part))
+    check_same_data(photographs=len(store))
     reader = PhotoReader(
         store, training, config.seed, eight_bit=config.eight_bit_transfer, skip_corrupt=config.skip_corrupt
     )

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
-from hotloop.data.dataset import Dataset, read_dataset, write_dataset
+from hotloop.data.dataset import Dataset
 from hotloop.data.image_stores import (
     ImageFolder,
     ImageStore,
@@ -32,6 +31,7 @@ from hotloop.engine import processes
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
 from hotloop.engine.device import REPLICA, usable_cores
 from hotloop.engine.feed import Feed, Order, Resident, fill_up, gather_rows, placement_like
+from hotloop.engine.loading import check_same_data, load_once
 from hotloop.engine.loop import Evaluation, PerSample, Sums, evaluate_batches
 from hotloop.engine.progress import Console, advance_through
 from hotloop.errors import DataError
@@ -70,7 +70,8 @@ def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[Im
         yield synthetic_images(DATASET_SIZES[config.dataset], seed, on_device=on_device)
     elif config.dataset != "imagenet":
         with console.progress("loading images"):
-            data = load_once(partial(load, config.dataset, folder_of(config), console.say, console.progress))
+            loading = partial(load, config.dataset, folder_of(config), console.say, console.progress)
+            data = load_once(loading, Dataset)
         yield resident_images(data)
     elif folder_of(config) is None and not (is_record_folder(Path()) or is_image_folder(Path())):
         why = "there is no ImageNet here (name its folder by --dataset-path): "
@@ -78,24 +79,6 @@ def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[Im
     else:
         with stream_photographs(config, console, seed) as source:
             yield source
-
-
-def load_once(loading: Callable[[], Dataset]) -> Dataset:
-    """A set, fetched by one process of each machine; a stand-in that this one draws goes to the others by a file."""
-    if processes.count() == 1:
-        return loading()
-    with TemporaryDirectory(prefix="hotloop-") as folder:
-
-        def tell(data: Dataset) -> str | None:
-            if not data.stand_in:
-                return None
-            path = Path(folder) / "stand-in.npz"
-            write_dataset(data, path)
-            return str(path)
-
-        data = processes.once_a_host(loading, tell, lambda path: read_dataset(Path(path)) if path else None)
-        processes.barrier("read")  # before the folder goes
-    return data
 
 
 def folder_of(config: TrainConfig) -> Path | None:
@@ -131,6 +114,7 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
         pillow()  # the workers need it: without it there should be no run
         train, validation = processes.once_a_host(partial(_open_parts, config))
         there = [store for store in (train, validation) if store is not None]
+        check_same_data(photographs=[len(store) for store in there])
         for store in there:
             if store.classes > whole.classes:
                 raise DataError(

@@ -7,16 +7,18 @@ users and items.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data import load_ratings
+from hotloop.data import RatingSet, load_ratings
 from hotloop.data.rating_matrix import BLOCK, RatingMatrix, build_matrix, group_by_rows, number_ids
 from hotloop.data.ratings import Ratings, read_rating_text
 from hotloop.data.stand_ins import draw_random_sets, draw_taste_ratings
+from hotloop.engine.loading import check_same_data, load_once
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender.config import TrainOptions
@@ -151,7 +153,8 @@ def load_sets(config: TrainOptions, console: Console) -> RatingSets:
             console.say("data: ratings drawn here from hidden tastes, as asked")
             table = draw_taste_ratings(seed=config.seed)
         else:
-            found = load_ratings(say=console.say, progress=console.progress)
+            loading = partial(load_ratings, say=console.say, progress=console.progress)
+            found = load_once(loading, RatingSet)
             table, notice = found.ratings, found.notice
         is_whole = config.training_data_file is not None and config.no_validation
         if not any(others) and not is_whole:
@@ -163,6 +166,8 @@ def load_sets(config: TrainOptions, console: Console) -> RatingSets:
             build_matrix(part.users, part.items, part.values, **ids, warn=console.warn) if part else None
             for part in others
         )
+        counts = [None if part is None else part.ratings for part in (train, validation, test)]
+        check_same_data(users=train.users, items=train.n_items, ratings=counts)
         console.say(f"Users: {train.users:,}  Items: {train.n_items:,}  Ratings: {train.ratings:,}")
     values = train.values() if train.levels is None else train.levels
     scale = float(values.min()), float(values.max())

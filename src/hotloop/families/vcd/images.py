@@ -1,14 +1,16 @@
 """The family's data: black and white images as rows of 784 zeros and ones, by name or from a folder."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data import binarise_dataset, load_binarised
+from hotloop.data import BinaryImages, Dataset, binarise_dataset, load_binarised
 from hotloop.data import load as load_grey
 from hotloop.data.stand_ins import stand_in_images
+from hotloop.engine.loading import load_once
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.vcd.config import PIXELS
@@ -57,9 +59,9 @@ def load_images(name: str, console: Console, *, hold_out: bool = False) -> Image
                 f"data: {len(loaded.train):,} + {len(loaded.test):,} digits drawn here, as asked: not handwriting"
             )
         elif name == "fashion_mnist":
-            loaded = load_grey(name, folder, console.say, console.progress)
+            loaded = load_once(partial(load_grey, name, folder, console.say, console.progress), Dataset)
         else:
-            loaded = load_binarised(folder, console.say, console.progress)
+            loaded = load_once(partial(load_binarised, folder, console.say, console.progress), BinaryImages)
     if name == "fashion_mnist":  # by the authors' threshold; only a run holds validation images out
         train, test = ((split.images > 127).astype(np.uint8) for split in (loaded.train, loaded.test))
         splits = train, train[:0], test

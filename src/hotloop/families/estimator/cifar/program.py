@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from hotloop.data.stand_ins import draw_objects
 from hotloop.engine import measure as reports
 from hotloop.engine import processes
 from hotloop.engine.device import device_mesh, platform
+from hotloop.engine.loading import load_once
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Console
 from hotloop.engine.run import check_makeable, default_path, read_events, read_json
@@ -52,7 +54,7 @@ DEMO_UPDATES, DEMO_POINTS = 120, 24
 def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) -> Mapping[str, Any]:
     """Train, test, or both; `given` are the names of the options on the command line itself."""
     folder = config.model_dir or default_path("estimator", config.results_dir)
-    report = reports.find_report_folder(config.report, folder, console.warn)
+    report = find_report(config, folder, console)
     if config.test_only:
         config = recall_options(config, folder, given, console.say)
     else:
@@ -64,7 +66,7 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
     else:
         with console.progress("loading images"):
             loading = partial(load, "cifar10", config.dataset_path, console.say, console.progress)
-            data = processes.once_a_host(loading)
+            data = load_once(loading, Dataset)
     updates = config.total_updates(len(data.train))
     stages = {name: getattr(config, name) for name in STAGE_OPTIONS if config.stages > 1}
     estimator = Estimator(
@@ -90,12 +92,24 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
             evaluation = estimator._evaluation(source, job, None)
             evaluation.compile(state)
             seconds = evaluation.lower_seconds + evaluation.compile_seconds
-            reports.write_program_report(report, evaluation.compiled, seconds, "evaluation")
-            with reports.trace_program(report, "evaluation"):
+            if processes.is_writer():
+                reports.write_program_report(report, evaluation.compiled, seconds, "evaluation")
+            processes.barrier("profile")
+            traced = reports.trace_program(report, "evaluation") if processes.is_writer() else nullcontext()
+            with traced:
                 evaluation(state)
     if data.notice:
         console.warn(data.notice)
     return result
+
+
+def find_report(config: CifarConfig, folder: Path, console: Console) -> Path | None:
+    """Where the report goes that process 0 writes; None for none."""
+    found = None
+    if processes.is_writer():
+        found = reports.find_report_folder(config.report, folder, console.warn)
+    named = processes.agreed(None if found is None else str(found))
+    return None if named is None else Path(named)
 
 
 def place_replicas(config: CifarConfig, say: Callable[[str], None]) -> CifarConfig:
