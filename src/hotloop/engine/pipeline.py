@@ -144,8 +144,7 @@ def update_in_stages(
 
         new = by_stage(step, len(stages))
         if isinstance(scale, AutoScale):
-            spoilt = sum(jnp.sum(~jnp.isfinite(row), dtype=jnp.int32) for row in gradients.values())
-            usable = _over_stages(spoilt) == 0
+            usable = _are_finite_in_all_stages(gradients)
             new = jax.tree.map(partial(jnp.where, usable), new, local)
             judged = scale.follow(judged, usable)
         figures = average_replicas(_over_stages(sums.figures), axis)
@@ -166,6 +165,11 @@ def update_in_stages(
 
 def _over_stages(tree: Any) -> Any:
     return lax.psum(tree, STAGE)  # type: ignore[no-untyped-call]
+
+
+def _are_finite_in_all_stages(gradients: Mapping[str, Array]) -> Array:
+    spoilt = sum(jnp.sum(~jnp.isfinite(row), dtype=jnp.int32) for row in gradients.values())
+    return jnp.asarray(_over_stages(spoilt) == 0)
 
 
 def _train(

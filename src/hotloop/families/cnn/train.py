@@ -56,7 +56,7 @@ MAY_DIFFER = (
     "results_dir", "run_name", "resume", "report", "plan", "expect", "wandb", "wandb_run_name", "wandb_tags",
     "validation", "validation_micro_batch_size", "validation_num_replicas", "clean_dir", "top_k", "sweep",
     "target_accuracy", "dataset_path", "pipeline_num_parallel", "mlperf_logging", "checkpoint_input_dir",
-    "random_weights",
+    "random_weights", "strict_devices", "pipeline_validation_model",
 )  # fmt: skip
 """Options that change nothing about the weights, so that a resumed run may have others."""
 STARTS = "training"  # the record that a process's clock starts
