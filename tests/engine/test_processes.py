@@ -305,5 +305,9 @@ def test_300_updates_of_one_call_with_a_process_that_is_slow_and_at_times_stoppe
     assert [each.status for each in ended] == [0, 0], ended
     together.launch("--run", str(tmp_path / "even"), *words, devices=1)
     np.testing.assert_array_equal(together.weights(tmp_path / "slow"), together.weights(tmp_path / "even"))
-    alone = train_here(tmp_path / "alone", updates=300, log_every=300, checkpoint_every=300)
+    whole = {"updates": 300, "log_every": 300, "checkpoint_every": 300}
+    alone = train_here(tmp_path / "alone", **whole)
     assert np.abs(together.weights(tmp_path / "slow") - together.weights(alone)).max() < 1e-3
+    for name, change in (("label", {"label": 3}), ("weight", {"moved": 0.1})):
+        changed = train_here(tmp_path / name, **whole, **change)
+        assert np.abs(together.weights(tmp_path / "slow") - together.weights(changed)).max() > 1e-2

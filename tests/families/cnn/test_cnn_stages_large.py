@@ -44,6 +44,12 @@ def test_a_resnet50_of_four_stages_and_two_replicas_makes_two_updates_on_eight_d
     assert np.isfinite(found["losses"]).all() and found["losses"][1] < found["losses"][0] < 10
 
 
+def test_a_step_of_eight_replicas_is_restored_by_one_device_and_by_stages():
+    """Its test by itself, where there are eight devices."""
+    test = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "slow", "-k", "every_topology"]
+    assert "1 passed" in run([*test, str(HERE / "test_cnn_stages.py")], devices=8)
+
+
 @pytest.mark.parametrize("name", BOUNDS)
 def test_an_old_pipeline_configuration_trains_in_stages_in_its_own_precision(name, tmp_path):
     kind, bound = BOUNDS[name]

@@ -12,6 +12,7 @@ from small import X, Y, data, right, small
 
 from hotloop import Arrays, EvalSpec, ModelSpec, TrainSpec, train_and_evaluate
 from hotloop.families.estimator.config import Mode
+from same_numbers import with_moved_weight
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 
@@ -41,6 +42,18 @@ def test_a_changed_label_is_seen_by_every_replica(one: Any) -> None:
         labels = Y.copy()
         labels[place] = 1 - labels[place]
         assert abs(everywhere.measure(lambda: (X, labels))["accuracy"] - right_now) == pytest.approx(1 / 200)  # noqa: B023
+
+
+def test_a_moved_weight_is_seen_by_all(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere = over_all(one)
+    before, restore = everywhere.measure(data)["loss"], everywhere._restore
+
+    def moved(*given: Any) -> Any:
+        update, state = restore(*given)
+        return update, with_moved_weight(state, "weights", "kernel")
+
+    monkeypatch.setattr(everywhere, "_restore", moved)
+    assert abs(everywhere.measure(data)["loss"] / before - 1) > 1e-5
 
 
 def test_batches_of_a_loader_are_shared_too(one: Any) -> None:

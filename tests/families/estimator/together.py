@@ -7,14 +7,14 @@ moved by.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optax
-from staged_estimator import X, Y, estimator, init, pipelined, undivided, weights, whole
+from staged_estimator import X, Y, estimator, init, pipelined, undivided, weights
 
-from hotloop import EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
+from hotloop import EvalSpec, Hook, TrainSpec, train_and_evaluate
 from hotloop.engine import processes
 from hotloop.engine.device import setup
 
@@ -34,19 +34,21 @@ def changed(sample: int) -> Any:
     return labels
 
 
-def moved_by(step: float) -> Any:
+def moved_by(step: float, model: Any) -> Any:
+    """A model with one weight moved before the first update."""
+
     def start(key: Any) -> Any:
         drawn = init(key)
-        return {**drawn, "one": {**drawn["one"], "bias": drawn["one"]["bias"] + step}}
+        return {**drawn, "one": {**drawn["one"], "bias": drawn["one"]["bias"].at[0].add(step)}}
 
-    return lambda: ModelSpec(init=start, apply=whole, optimizer=optax.sgd(0.2, momentum=0.9))
+    return lambda params: replace(model(params), init=start)
 
 
 def everything(folder: Path, replicas: int, label: int = -1, moved: float = 0.0) -> dict[str, Any]:
     """Losses and weights of four updates from arrays and of four from batches, an evaluation and rows of both."""
     labels, found = changed(label), {}
     batches = [(X[at : at + 24], labels[at : at + 24]) for at in range(0, 96, 24)]
-    model = moved_by(moved) if moved else undivided
+    model = moved_by(moved, undivided) if moved else undivided
     for name, input_fn in (("arrays", (X, labels)), ("batches", batches)):
         losses = Losses()
         made = estimator(folder / name, model, replicas=replicas, checkpoint_steps=2)
@@ -63,12 +65,13 @@ def everything(folder: Path, replicas: int, label: int = -1, moved: float = 0.0)
     return {**found, "processes": processes.count()}
 
 
-def in_stages(folder: Path) -> dict[str, Any]:
+def in_stages(folder: Path, label: int = -1, moved: float = 0.0) -> dict[str, Any]:
     """The same model in two stages, each of which may lie in a process of its own."""
     spec = {"spec": {"device_mapping": [0, 0, 1], "gradient_accumulation_count": 4}}
-    made = estimator(folder / "stages", pipelined, spec).train((X, Y), steps=4)
+    model, losses = moved_by(moved, pipelined) if moved else pipelined, Losses()
+    made = estimator(folder / "stages", model, spec).train((X, changed(label)), steps=4, hooks=[losses])
     found = {key: value.tolist() for key, value in weights(made).items()}
-    return {"weights": found, "result": made.measure((X, Y))}
+    return {"losses": losses.found, "weights": found, "result": made.measure((X, Y))}
 
 
 if __name__ == "__main__":
