@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -68,7 +69,18 @@ def resumed_or(act: str, value: str = "") -> None:
         ACTS[act](*value.split())
 
 
+def listen() -> None:
+    """Take the port that process 0 was given, or fail as it does."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", int(os.environ["HOTLOOP_COORDINATOR"].rpartition(":")[2])))
+        except OSError:
+            print("hotloop: error: its port is in use", flush=True)
+            os._exit(2)
+
+
 ACTS = {
+    "listen": listen,
     "note": note,
     "keep_noting": keep_noting,
     "say": lambda *words: print(*words, flush=True),

@@ -3,6 +3,7 @@ stuck or wrong. Nothing is left running, looked for by process group."""
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import time
 import pytest
 from launch_fakes import make_launch, started
 
-from hotloop.engine import launched_process
+from hotloop.engine import launched_process, launcher
 from hotloop.engine.interrupt import Stopped
 from hotloop.engine.launched_process import OutputLog, read_last_lines
 from hotloop.engine.launcher import FailedProcess, LostProcess, run_processes
@@ -57,6 +58,26 @@ def test_each_process_is_told_who_it_is_and_reads_nothing(capfd, groups):
     run("0=environment:HOTLOOP_COORDINATOR")
     assert capfd.readouterr().out != first  # a free port for each
     assert_none_left(groups, 7)
+
+
+def test_a_port_that_another_program_takes_meanwhile_is_given_up_for_another_once(capfd, groups, monkeypatch):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        taken, free = other.getsockname()[1], launcher.find_free_port()
+        ports = iter([taken, free])
+        monkeypatch.setattr(launcher, "find_free_port", lambda: next(ports))
+        (said,) = run("0=note:starting,listen,say:met 1=note:starting,wait_for:0:starting")
+        assert said.startswith(f"the port {taken} of process 0 was taken meanwhile; all start again")
+        assert "met" in capfd.readouterr().out
+        ports = iter([taken, taken])
+        with pytest.raises(FailedProcess) as failed:
+            run("0=note:starting,listen 1=sleep:60")
+        ports = iter([taken])  # an error after they have met is none of the port's
+        with pytest.raises(FailedProcess):
+            run("0=note:loading,listen 1=sleep:60")
+    assert failed.value.exit_status == 2
+    assert_none_left(groups, 10)
 
 
 def test_a_process_that_is_killed_is_named_with_its_last_lines_and_the_others_end(capfd, groups):

@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hotloop.engine.interrupt import SIGNALS, Stopped, StopRequest, before_leaving, name_of, note_stops
 from hotloop.engine.launched_process import ABORTED, LaunchedProcess, OrphanGuard
+from hotloop.engine.rendezvous import probe_port
 from hotloop.engine.run import has_begun
 from hotloop.errors import HotloopError
 
@@ -72,26 +74,31 @@ Say = Callable[[str], None]
 
 def run_processes(launch: Launch, say: Say) -> None:
     """Run them to their end; LostProcess, FailedProcess or Stopped where that is not a good one."""
-    restarts, added = 0, tuple[str, ...]()
+    restarts, has_moved, added = 0, False, tuple[str, ...]()
     # Process 0 says that it heard a signal, where it is here.
     listening = note_stops(say if launch.first else lambda text: None)
     with TemporaryDirectory(prefix="hotloop-launch-") as folder, OrphanGuard() as guard, listening as stop:
-        while True:
+        for start in count():
             with (
-                ProcessGroup(launch, added, Path(folder) / str(restarts), guard, say) as group,
+                ProcessGroup(launch, added, Path(folder) / str(start), guard, say) as group,
                 before_leaving(group.kill),
                 before_leaving(lambda: shutil.rmtree(folder, ignore_errors=True)),
             ):
                 try:
                     group.watch(stop)
                     return
-                except LostProcess as error:
-                    if restarts == launch.max_restarts or stop.number is not None:
+                except (LostProcess, FailedProcess) as error:
+                    moves = not has_moved and group.has_lost_its_port()
+                    restarts_no_more = isinstance(error, FailedProcess) or restarts == launch.max_restarts
+                    if stop.number is not None or (restarts_no_more and not moves):
                         raise
-                    lost = error
-            added = group.words_to_resume()
-            restarts += 1
-            say(f"{lost}; all start again (restart {restarts} of {launch.max_restarts})")
+                    reason = str(error)
+            if moves:
+                has_moved = True
+                say(f"the port {group.port} of process 0 was taken meanwhile; all start again at another")
+            else:
+                added, restarts = group.words_to_resume(), restarts + 1
+                say(f"{reason}; all start again (restart {restarts} of {launch.max_restarts})")
 
 
 def find_free_port() -> int:
@@ -110,9 +117,11 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
         self._folder, self._guard, self._selector = folder, guard, selectors.DefaultSelector()
         self._stopped_since: dict[int, float] = {}
         self._next_look = 0.0
+        self.port = find_free_port() if launch.coordinator is None else None
+        """Where process 0 listens, if that is the launcher's own choice."""
         folder.mkdir()
         shared = {
-            "HOTLOOP_COORDINATOR": launch.coordinator or f"127.0.0.1:{find_free_port()}",
+            "HOTLOOP_COORDINATOR": launch.coordinator or f"127.0.0.1:{self.port}",
             "HOTLOOP_PROCESSES": str(launch.total),
             "HOTLOOP_HEARTBEAT": f"{launch.heartbeat:g}",
             "HOTLOOP_NOTES": str(folder),
@@ -272,6 +281,18 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
             quiet = [each for each in self.running if now - each.progress_at > self.launch.stall / 2]
             slowest = min(quiet, key=lambda each: (each.note.update, each.progress_at))
             self._raise_lost(slowest, f"it made no progress for {self.launch.stall:g} s (--stall)")
+
+    def has_lost_its_port(self) -> bool:
+        """Whether nothing has begun since another program took the port between its choice and process 0."""
+        first = self.processes[0]
+        first.read_note()
+        if self.port is None or first.status is None or first.note.phase not in ("", "starting"):
+            return False
+        try:
+            probe_port(self.port)
+        except OSError:
+            return True
+        return False
 
     def words_to_resume(self) -> tuple[str, ...]:
         """What the command needs besides to go on with its run; as before where none has begun since. All have ended:
