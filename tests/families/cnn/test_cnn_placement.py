@@ -1,5 +1,6 @@
 """Which stages and replicas run on which devices: as asked for where there are enough, else merged and accumulated."""
 
+from itertools import product
 from typing import get_args, get_type_hints
 
 import jax
@@ -13,7 +14,7 @@ from hotloop.families.cnn import job as jobs
 from hotloop.families.cnn import model
 from hotloop.families.cnn.description import _bytes_on_device
 from hotloop.families.cnn.options import TrainConfig
-from hotloop.families.cnn.placement import DEVICES_PER_REPLICA
+from hotloop.families.cnn.placement import DEVICES_PER_REPLICA, check_placement, place
 
 SPLITS = ("conv2_block2_out", "conv3_block1_out", "conv4_block2_out")
 PRESET = ("--config", "resnet50_16ipus_8k_bn_pipeline")
@@ -131,6 +132,13 @@ def test_a_launchers_devices_of_a_replica_must_be_those_of_its_stages(monkeypatc
             2,
             "--num-instances 2: 1 replicas with their stages merged do not spread evenly over 2 processes",
         ),
+        (
+            ("--num-replicas", "6", "--dbn-replica-group-size", "2", "--strict-devices", "False"),
+            4,
+            2,
+            "--num-instances 2: 3 groups of 2 replicas do not spread evenly over 2 processes; start a number of them "
+            "that divides the groups",
+        ),
         (("--num-replicas", "16", "--strict-devices", "False"), 2, 2, (2, 1)),
         (
             ("--num-replicas", "16", "--strict-devices"),
@@ -175,3 +183,36 @@ def test_the_memory_of_a_plan_is_that_of_activations_and_gradients_by_hand(words
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     assert held >= 4 * 242
     assert _bytes_on_device(job, state) == 3 * held + 2 * 4 * numbers
+
+
+def test_wherever_a_run_is_placed_its_batch_stays_and_strict_devices_change_nothing():
+    layers, placed_as_asked, placed_otherwise = ["conv2d_0", "conv2d_1", "dense"], 0, 0
+    choices = product((1, 2, 3, 4, 6), (1, 3), (1, 2), (1, 2, 3), (1, 2, 4), (1, 2, 3), (False, True))
+    for replicas, parts, group, stages, each, instances, strict in choices:
+        if replicas % group or (group > 1 and stages > 1):
+            continue
+        config = TrainConfig(
+            num_replicas=replicas,
+            gradient_accumulation_count=parts,
+            dbn_replica_group_size=group,
+            pipeline_splits=tuple(layers[1:stages]),
+            strict_devices=strict,
+        )
+        devices, needed = each * instances, replicas * stages
+        try:
+            asked = check_placement(config, layers, frozenset(), instances)
+        except HotloopError:
+            assert instances > 1
+            continue
+        try:
+            placed = place(config, asked, devices, frozenset(), instances)
+        except HotloopError:
+            assert needed > devices and (strict or instances > 1)
+            continue
+        assert placed.batch.global_ == asked.batch.global_
+        assert placed.devices <= devices and placed.devices % instances == 0
+        as_asked = (placed.batch, placed.splits) == (asked.batch, config.pipeline_splits)
+        assert as_asked == (needed <= devices) == (not placed.notices)
+        placed_as_asked += as_asked
+        placed_otherwise += not as_asked
+    assert placed_as_asked > 100 and placed_otherwise > 100

@@ -151,9 +151,10 @@ def _fit_batch(config: TrainConfig, asked: Batch, stages: int, devices: int, ins
             if units % count == group % apart == used % instances == 0 and used <= devices:
                 return Batch(asked.micro * (group // apart), count * apart, units // count)
     merged = " with their stages merged" if config.devices_per_replica > stages else ""
+    what = f"{groups} replicas{merged}" if group == 1 else f"{groups} groups of {group} replicas"
     raise DeviceError(
-        f"--num-instances {instances}: {groups} replicas{merged} do not spread evenly over {instances} processes; "
-        "start a number of them that divides the replicas"
+        f"--num-instances {instances}: {what} do not spread evenly over {instances} processes; start a number of them "
+        f"that divides the {'replicas' if group == 1 else 'groups'}"
     )
 
 
