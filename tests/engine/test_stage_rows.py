@@ -4,13 +4,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from staged_model import WIDE, draw_batch, staged_update, start, whole_update
+from jax.sharding import NamedSharding
+from staged_model import (
+    LAYERS,
+    WIDE,
+    draw_batch,
+    draw_params,
+    empty_statistics,
+    staged_update,
+    start,
+    whole_update,
+)
 
-from hotloop.engine import optim, stage_rows
+from hotloop.engine import optim, processes, stage_rows
 from hotloop.engine.checkpoint import Checkpoints, named_leaves, snapshot
 from hotloop.engine.device import device_mesh
-from hotloop.engine.precision import parse
-from hotloop.engine.stage_rows import Layout
+from hotloop.engine.pipeline import spread_over_stages, start_in_stages
+from hotloop.engine.precision import init_trained, parse
+from hotloop.engine.stage_rows import BY_STAGE, Layout
 from hotloop.errors import CheckpointError, HotloopError
 from same_numbers import assert_close, assert_seen, with_moved_weight, with_other_label
 
@@ -52,6 +63,44 @@ def test_a_device_holds_its_own_stage_and_no_more_than_the_largest_has():
         assert largest <= held <= 1.02 * largest
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(start(WIDE, ADAM).params))
     assert rows.params.rows["float32"].addressable_shards[0].data.nbytes < 0.5 * whole
+
+
+@pytest.mark.parametrize("mode", ["32.32", "16.16"])
+def test_a_state_that_begins_in_stages_is_the_one_that_is_spread_over_them(mode):
+    policy, mesh = parse(mode), device_mesh(1, 4)
+    optimiser = optim.make("adam", {})
+    params, kept = draw_params(), empty_statistics()
+    expected = init_trained(policy, optimiser, 8.0, *jax.tree.map(jnp.asarray, (params, kept)))
+    found = start_in_stages(params, kept, LAYERS, policy, optimiser, 8.0, mesh)
+    equal_bits(stage_rows.undivided(found), jax.tree.map(np.asarray, expected))
+    equal_bits(found, spread_over_stages(expected, LAYERS, policy, optimiser, mesh))
+    with pytest.raises(HotloopError, match=r"stages: adam/mu/d/bias belongs to none"):
+        start_in_stages(params, kept, "abc", policy, optimiser, 8.0, mesh)
+
+
+@pytest.mark.parametrize("shape", [(4, 1001), (8, 3, 7), (4,)])
+def test_rows_of_several_devices_are_brought_together_in_pieces_of_a_devices_own_size(shape, monkeypatch):
+    """As they are where the devices belong to several processes."""
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    values[0, ...] = -0.0
+    rows = processes.place(values, NamedSharding(device_mesh(1, 4), BY_STAGE))
+    sizes = []
+
+    def note(program, *arguments):
+        compiled = program.jitted.lower(*arguments).compile()
+        sizes.append(compiled.memory_analysis().output_size_in_bytes)
+        return compiled(*arguments)
+
+    monkeypatch.setattr(processes.JitTogether, "__call__", note)
+    monkeypatch.setattr(processes, "GATHERED", 0)
+    assert processes.gather(rows).tobytes() == values.tobytes()
+    width = values[0].size
+    columns = -(-width // 4)
+    assert sizes == [4 * shape[0] * columns] * -(-width // columns)  # a device's share each, in whole columns
+    sizes.clear()
+    monkeypatch.setattr(processes, "GATHERED", 2**20)
+    assert processes.gather(rows).tobytes() == values.tobytes()
+    assert sizes == [values.nbytes]
 
 
 def test_leaves_that_have_no_stage_or_two_are_refused():

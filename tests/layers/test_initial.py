@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.layers.initial import Spec, constant, draw, glorot_uniform, he_normal
+from hotloop.layers import initial
+from hotloop.layers.initial import Spec, constant, draw, draw_on_host, glorot_uniform, he_normal
 
 
 def resnet50_specs() -> dict[str, Spec]:
@@ -96,3 +97,21 @@ def test_the_same_key_gives_the_same_values_also_inside_a_program() -> None:
         assert bool((a == b).all())
         np.testing.assert_allclose(a, c, rtol=1e-6)
     assert not np.array_equal(outside[0], draw(jax.random.key(5), specs)[0])
+
+
+def test_numbers_drawn_piece_by_piece_on_the_host_are_those_of_one_draw(monkeypatch):
+    specs = [
+        Spec((777, 3), "normal", 0.1),
+        Spec((5,), "constant", 2.0),
+        Spec((3, 3, 16, 32), "truncated", 0.3),
+        Spec((4001,), "uniform", 1.0),
+        Spec((7, 7, 3), "truncated", 1.0),
+    ]
+    monkeypatch.setattr(initial, "PIECE", 1000)
+    for seed in (0, 2**31):
+        key = jax.random.key(seed)
+        for one, other in zip(draw(key, specs), draw_on_host(key, specs), strict=True):
+            assert isinstance(other, np.ndarray) and other.dtype == np.float32
+            assert np.asarray(one).tobytes() == other.tobytes()
+    other = jax.random.key(1, impl="rbg")
+    assert np.array_equal(draw(other, specs)[0], draw_on_host(other, specs)[0])

@@ -29,12 +29,13 @@ from hotloop.engine.precision import (
     average_replicas,
     centre_and_spread,
     optimise,
+    start_scale,
     start_state,
     take_part,
     take_part_with_keys,
 )
 from hotloop.engine.stage_mixing import refuse_mixing
-from hotloop.engine.stage_rows import BY_STAGE, Layout, StageRows
+from hotloop.engine.stage_rows import BY_STAGE, Layout, StageRows, TreeForm
 from hotloop.errors import HotloopError
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "forward_table",
     "make_table",
     "spread_over_stages",
+    "start_in_stages",
     "update_in_stages",
 ]
 
@@ -58,20 +60,7 @@ def spread_over_stages(
 
     HotloopError where a key of the state has no stage or two.
     """
-    named = [key for keys in keys_by_stage for key in keys]
-    if twice := {key for key in named if named.count(key) > 1}:
-        raise HotloopError(f"stages: {min(twice)} belongs to several of them, and must belong to one")
-
-    def parts(tree: Any) -> list[Any]:
-        if not jax.tree.leaves(tree):
-            return [tree for _ in keys_by_stage]
-        if not isinstance(tree, Mapping):
-            raise HotloopError(
-                "stages: weights, and what a model keeps, must be dicts whose keys have a stage"
-            )
-        return [{key: tree[key] for key in tree if key in keys} for keys in map(set, keys_by_stage)]
-
-    params, kept = parts(trained.params), parts(trained.kept)
+    params, kept = _parts(trained.params, keys_by_stage), _parts(trained.kept, keys_by_stage)
     slots = [jax.eval_shape(partial(start_state, policy, optimiser), part) for part in params]
     return Trained(
         stage_rows.divide(params, trained.params, mesh),
@@ -79,6 +68,44 @@ def spread_over_stages(
         stage_rows.divide(kept, trained.kept, mesh),
         stage_rows.place_everywhere(trained.scale, mesh),
     )
+
+
+def start_in_stages(
+    params: Any,
+    kept: Any,
+    keys_by_stage: Sequence[Sequence[str]],
+    policy: Policy,
+    optimiser: Any,
+    scale: LossScale,
+    mesh: Mesh,
+) -> Trained:
+    """What `spread_over_stages` makes of `precision.init_trained`, of parameters (and what is kept) on the host.
+
+    No device ever holds more than a stage of it, so that the whole need fit on none.
+    """
+    params = policy.to_update(params)
+    values: dict[str, Any] = {}
+    for part in _parts(params, keys_by_stage):
+        slots = jax.device_get(start_state(policy, optimiser, part))
+        values = dict(zip(TreeForm.of(slots).names, jax.tree.leaves(slots), strict=True)) | values
+    whole = TreeForm.of(jax.eval_shape(partial(start_state, policy, optimiser), params))
+    if missing := [name for name in whole.names if name not in values]:
+        raise HotloopError(f"stages: {missing[0]} belongs to none of them")
+    slots = jax.tree.unflatten(whole.structure, [values[name] for name in whole.names])
+    fresh = Trained(params, slots, kept, start_scale(scale))
+    return spread_over_stages(fresh, keys_by_stage, policy, optimiser, mesh)
+
+
+def _parts(tree: Any, keys_by_stage: Sequence[Sequence[str]]) -> list[Any]:
+    """What each stage has of a tree by its keys; HotloopError where one has two stages."""
+    named = [key for keys in keys_by_stage for key in keys]
+    if twice := {key for key in named if named.count(key) > 1}:
+        raise HotloopError(f"stages: {min(twice)} belongs to several of them, and must belong to one")
+    if not jax.tree.leaves(tree):
+        return [tree for _ in keys_by_stage]
+    if not isinstance(tree, Mapping):
+        raise HotloopError("stages: weights, and what a model keeps, must be dicts whose keys have a stage")
+    return [{key: tree[key] for key in tree if key in keys} for keys in map(set, keys_by_stage)]
 
 
 def update_in_stages(

@@ -163,12 +163,16 @@ class Trained(NamedTuple):
 
 def init_trained(policy: Policy, optimiser: Any, scale: LossScale, params: Any, kept: Any = ()) -> Trained:
     """Fresh parameters as they are kept between updates, and an optimiser and a loss scale that have seen nothing."""
+    params, fresh = policy.to_update(params), start_scale(scale)
+    return Trained(params, start_state(policy, optimiser, params), kept, fresh)
+
+
+def start_scale(scale: LossScale) -> ScaleState:
+    """A loss scale that has seen nothing."""
     factor = scale.initial if isinstance(scale, AutoScale) else scale
     if not (factor > 0 and math.isfinite(factor)):
         raise OptionError(f"scale={factor}: must be greater than 0 and finite")
-    params = policy.to_update(params)
-    fresh = ScaleState(jnp.float32(factor), jnp.int32(0), jnp.int32(0))
-    return Trained(params, start_state(policy, optimiser, params), kept, fresh)
+    return ScaleState(jnp.float32(factor), jnp.int32(0), jnp.int32(0))
 
 
 def start_state(policy: Policy, optimiser: Any, params: Any) -> Any:

@@ -30,11 +30,12 @@ from hotloop.errors import HotloopError
 
 if TYPE_CHECKING:
     import jax
-    from jax.sharding import NamedSharding, Sharding
+    from jax.sharding import Mesh, NamedSharding, Sharding
 
 Thing = TypeVar("Thing")
 Phase = Literal["starting", "loading", "compiling", "training", "saving", "done"]
 NOTE_SECONDS = 0.3
+GATHERED = 2**26  # bytes of an array that are brought together on a device at a time
 _group: ProcessGroup | None = None
 
 
@@ -263,17 +264,53 @@ def fetch(tree: Any) -> Any:
     """Arrays that lie anywhere as host arrays of our own; a collective where they are spread, so all must call it."""
     import jax
     import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
 
     def bring(leaf: Any) -> Any:
         spread = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
         if spread:
-            everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-            leaf = _move_to(everywhere)(leaf)
+            return gather(leaf)
         # A copy: on CPU np.asarray would be a view, which makes the donation of the buffer fail in silence.
         return np.array(leaf, order="C")
 
     return jax.tree.map(bring, tree)
+
+
+def gather(array: "jax.Array") -> Any:
+    """An array whose rows are spread over devices, as a host array; a collective.
+
+    It comes in pieces of columns: beside its own rows a device holds `GATHERED` bytes of it, or as much again as its
+    own, so that what fits on no device can be brought together.
+    """
+    import numpy as np
+
+    if not array.size:
+        return np.empty(array.shape, array.dtype)
+    place: Any = array.sharding
+    rows, width = array.shape[0], array.size // array.shape[0]
+    shares = rows // place.shard_shape(array.shape)[0]
+    columns = max(-(-width // shares), min(width, GATHERED // (rows * array.dtype.itemsize)))
+    take = _take_columns(place.mesh, place.spec[:1], columns)
+    host = np.empty((rows, width), array.dtype)
+    for start in range(0, width, columns):
+        first = min(start, width - columns)
+        host[:, first : first + columns] = np.asarray(take(array, np.int32(first)))
+    return host.reshape(array.shape)
+
+
+@cache
+def _take_columns(mesh: "Mesh", rows: tuple[Any, ...], columns: int) -> JitTogether:
+    """So many neighbouring columns of an array whose rows are spread over `mesh`, on every device."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    everywhere = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+    own = NamedSharding(mesh, PartitionSpec(*rows))  # type: ignore[no-untyped-call]
+
+    def take(x: Any, first: Any) -> Any:
+        piece = jax.lax.dynamic_slice_in_dim(x.reshape(x.shape[0], -1), first, columns, axis=1)
+        return jax.lax.with_sharding_constraint(piece, own)  # type: ignore[no-untyped-call]
+
+    return JitTogether(take, out_shardings=everywhere)
 
 
 @contextmanager

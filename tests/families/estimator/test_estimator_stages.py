@@ -26,10 +26,15 @@ from staged_estimator import (
     weights,
 )
 
+from device_room import watch_devices
 from hotloop import EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
+from hotloop.engine import stage_rows
 from hotloop.engine.checkpoint_folder import read_leaves, read_whole
+from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.stage_rows import StageRows
+from hotloop.families.estimator import model
 from hotloop.families.estimator.config import Mode
+from hotloop.families.estimator.training import _first_state, open_checkpoints
 from same_numbers import assert_close, assert_seen
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
@@ -201,6 +206,48 @@ def test_each_device_holds_its_own_stage_alone_and_training_evaluates_what_it_ho
     sizes = [sum(int(np.prod(shape)) for shape in tree.shapes) for tree in rows.layout.trees]
     assert sizes == [6 * 8 + 8 + 8 * 7 + 7 + 6 * 7 + 7, 7 * 3 + 3]
     assert {shard.data.shape for shard in rows.rows["float32"].addressable_shards} == {(1, max(sizes))}
+
+
+def wide(params: Any) -> ModelSpec:
+    """Four stages with as many weights each."""
+
+    def stage(number: int) -> Any:
+        return lambda weights, x: jnp.tanh(x @ weights[str(number)])
+
+    def draw(key: Any) -> Any:
+        return {str(n): jax.random.normal(jax.random.fold_in(key, n), (WIDTH, WIDTH)) / 10 for n in range(4)}
+
+    return ModelSpec(
+        init=draw, stages=[stage(number) for number in range(4)], optimizer=optax.sgd(0.2, momentum=0.9)
+    )
+
+
+WIDTH = 128
+
+
+@pytest.mark.slow
+def test_a_model_is_drawn_and_restored_without_a_device_that_holds_more_than_two_copies_of_a_stage(
+    tmp_path: Path,
+) -> None:
+    made = estimator(tmp_path, wide, batch_size=4)
+    given = np.ones((8, WIDTH), np.float32), np.arange(8)
+    job, served = (made._job(mode, made._read_input(given, mode)) for mode in (Mode.TRAIN, Mode.EVALUATE))
+    with watch_devices() as most:
+        state = _first_state(made, job)
+    whole = jax.jit(partial(model.init, job))(stream(seed_key(made.config.seed), "init", 0))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(whole))
+    assert all(size / 4 < held < 0.6 * size for held in most.values()), (most, size)
+    here = stage_rows.undivided(state)
+    assert jax.tree.structure(here) == jax.tree.structure(whole)
+    for one, other in zip(jax.tree.leaves(here), jax.tree.leaves(whole), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    with open_checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, position={})
+    with watch_devices() as most:
+        rows = served.place(made._restore(served, None)[1])["weights"]
+    assert all(size / 9 < held < 0.3 * size for held in most.values()), (most, size)
+    for name, kernel in stage_rows.whole(rows).items():
+        assert kernel.tobytes() == np.asarray(whole["weights"][name]).tobytes()
 
 
 @pytest.mark.slow

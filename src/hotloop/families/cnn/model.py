@@ -13,11 +13,17 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from hotloop.engine import processes, stage_rows
 from hotloop.engine.keys import stream
-from hotloop.engine.pipeline import evaluate_in_stages, spread_over_stages, update_in_stages
+from hotloop.engine.pipeline import (
+    evaluate_in_stages,
+    spread_over_stages,
+    start_in_stages,
+    update_in_stages,
+)
 from hotloop.engine.plan import Batch
 from hotloop.engine.precision import Trained, init_trained, update_weights
 from hotloop.engine.stage_rows import StageRows
@@ -38,6 +44,24 @@ def init(job: Job, key: Array) -> State:
     """Fresh weights, an optimiser that has seen nothing, no update yet; undivided, as a checkpoint has them."""
     trained = init_trained(job.policy, job.optimiser, job.scale, *job.network.init(key))
     return {**dict(zip(TRAINED, trained, strict=True)), "update": jnp.zeros((), jnp.int32)}
+
+
+def start(job: Job, key: Array) -> State:
+    """A fresh state as `update` takes it: in stages no device ever holds more of it than its own."""
+    if not job.splits:
+        return init(job, key)
+    assert job.mesh is not None
+    params, statistics = job.network.init_on_host(key)
+    layers = layers_by_stage(job.network, job.splits)
+    fresh = start_in_stages(params, statistics, layers, job.policy, job.optimiser, job.scale, job.mesh)
+    update = stage_rows.place_everywhere(np.int32(0), job.mesh)
+    return {**dict(zip(TRAINED, fresh, strict=True)), "update": update}
+
+
+def random_weights(job: Job, key: Array) -> State:
+    """`params` and `statistics` of a fresh state, undivided, as host arrays."""
+    params, statistics = job.network.init_on_host(key)
+    return {"params": job.policy.to_update(params), "statistics": statistics}
 
 
 def spread(job: Job, state: State) -> State:

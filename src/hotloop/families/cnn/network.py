@@ -24,7 +24,7 @@ from hotloop.families.cnn.options import MODELS, cifar_layers
 from hotloop.layers import conv, norm
 from hotloop.layers.conv import max_pool
 from hotloop.layers.dense import product, wide, with_bias
-from hotloop.layers.initial import Spec, draw, glorot_uniform, truncated_normal
+from hotloop.layers.initial import Spec, draw, draw_on_host, glorot_uniform, truncated_normal
 from hotloop.layers.norm import ReplicaGroups
 from hotloop.layers.paths import materialise_on_cpu
 
@@ -139,13 +139,24 @@ class Network:
 
     def init(self, key: Array) -> tuple[Params, Statistics]:
         """Fresh float32 parameters, and statistics of mean 0 and variance 1 for each batch norm."""
-        values = {node.name: node.parameters for node in self.nodes if node.parameters}
-        statistics = {
-            node.name: {"mean": jnp.zeros(node.shape[-1]), "variance": jnp.ones(node.shape[-1])}
-            for node in self.nodes
-            if node.kind == BATCH_NORM
+        return draw(key, self._specs), self._first_statistics(jnp)
+
+    def init_on_host(self, key: Array) -> tuple[Any, Any]:
+        """The same numbers as host arrays; no device ever holds more than a piece of them."""
+        return draw_on_host(key, self._specs), self._first_statistics(np)
+
+    @property
+    def _specs(self) -> dict[str, dict[str, Spec]]:
+        """What parameters start from."""
+        return {node.name: node.parameters for node in self.nodes if node.parameters}
+
+    def _first_statistics(self, xp: Any) -> Any:
+        """As arrays of `xp`: numpy's or jax's."""
+        channels = {node.name: node.shape[-1] for node in self.nodes if node.kind == BATCH_NORM}
+        return {
+            name: {"mean": xp.zeros(count, np.float32), "variance": xp.ones(count, np.float32)}
+            for name, count in channels.items()
         }
-        return draw(key, values), statistics
 
     def apply(
         self,

@@ -181,8 +181,9 @@ def _open_parts(config: TrainConfig) -> tuple[ImageStore | None, ImageStore | No
 def synthetic_images(size: DatasetSize, seed: int, on_device: bool, why: str = "") -> ImageSource:
     """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host.
 
-    Which image comes at which place of a global batch does not depend on how the batch is split. Validation has as
-    many samples as the set would have.
+    Which image comes at which place of a global batch does not depend on how replicas and accumulation split it. Sent
+    by the host it does not depend on the micro-batch either; on the device another micro-batch has other images.
+    Validation has as many samples as the set would have.
     """
 
     def draw(count: int) -> dict[str, NDArray[Any]]:

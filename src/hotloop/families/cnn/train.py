@@ -32,6 +32,7 @@ from hotloop.engine.run import (
 )
 from hotloop.engine.sink_group import Sink
 from hotloop.engine.sinks import Announcer, ConsoleSink, Recorder, WandbSink, format_clock
+from hotloop.engine.stage_rows import TreeForm
 from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import CheckpointError, OptionError, RunError
 from hotloop.families.cnn import model
@@ -221,7 +222,7 @@ def train_run(
         key = seed_key(config.seed or 0)
         weights_key = stream(key, "init", 0)
         with console.progress("initial weights"):
-            update, state = model.update(job), model.spread(job, model.init(job, weights_key))
+            update, state = model.update(job), model.start(job, weights_key)
         program = Program(update, source.feed(job), plan.updates_per_call, key)
         with console.progress("measuring the device"):
             limits = known_ceilings(jax.local_devices(backend=platform())[0])
@@ -348,16 +349,19 @@ def validate(
         lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
         console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
         # By way of the host: they may lie on other devices than the images do.
-        state = model.gather(
-            last if last is not None else model.init(job, stream(seed_key(config.seed or 0), "init", 0))
+        in_hand = (
+            model.random_weights(job, stream(seed_key(config.seed or 0), "init", 0))
+            if last is None
+            else model.gather({name: last[name] for name in ("params", "statistics", "update")})
         )
-        in_hand = {name: state[name] for name in ("params", "statistics")}
     assert job.validation is not None
     compute = model.evaluate_stages(job) if job.validates_in_stages else model.evaluate(job)
+    if steps and job.validates_in_stages:
+        form = TreeForm.of(form).blank()  # read to the host: the whole need fit on no device
     evaluation = source.evaluation(compute, job.validation.batch, job.validation_sharding)
 
     found: list[dict[str, Any]] = []
-    wanted = sorted(steps) or [int(state["update"])]
+    wanted = sorted(steps) or [int(in_hand.pop("update", 0))]
     with console.progress("validation", len(wanted)) as bar:
         for step in wanted:
             weights = in_hand

@@ -21,6 +21,7 @@ from hotloop.engine.loop import Evaluation, evaluate_batches, means_of, pad_batc
 from hotloop.engine.progress import Show, advance_through, compiling, hide, show
 from hotloop.engine.run import append_line
 from hotloop.engine.sinks import console_line
+from hotloop.engine.stage_rows import TreeForm
 from hotloop.errors import CheckpointError, DataError, HotloopError, OptionError
 from hotloop.families.estimator import model
 from hotloop.families.estimator.config import (
@@ -257,9 +258,12 @@ class Estimator:
         return source.check_labels(job.classes if mode is Mode.EVALUATE else None), job
 
     def _restore(self, job: Job, at: int | None) -> tuple[int, State]:
-        """The newest checkpoint, or that of update `at`: its number, and its INFERENCE_PARTS, undivided."""
+        """The newest checkpoint, or that of update `at`: its number, and its INFERENCE_PARTS, undivided; on the host
+        where the model is in stages, as it need fit on no device."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         like = self._keep(("served", job), lambda: jax.eval_shape(partial(model.init_served, job), key))
+        if job.stages is not None:
+            like = TreeForm.of(like).blank()
         with open_checkpoints(self.model_dir) as checkpoints:
             if not checkpoints.steps():
                 raise CheckpointError(

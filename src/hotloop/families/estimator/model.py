@@ -18,7 +18,7 @@ from hotloop.engine import optim, precision, processes, stage_rows
 from hotloop.engine.device import STAGE
 from hotloop.engine.keys import stream
 from hotloop.engine.optim import learning_rate
-from hotloop.engine.pipeline import spread_over_stages, update_in_stages
+from hotloop.engine.pipeline import spread_over_stages, start_in_stages, update_in_stages
 from hotloop.engine.precision import AutoScale, LossScale, Trained, init_trained, update_weights
 from hotloop.errors import DataError, HotloopError, MissingExtra
 from hotloop.families.estimator.config import (
@@ -306,6 +306,36 @@ def init(job: Job, key: Array) -> State:
     served = init_served(job, key)
     trained = init_trained(job.policy, job.optimizer, job.scale, served["weights"], served["model"])
     return dict(zip(TRAINED, trained, strict=True))
+
+
+def make_start(job: Job) -> Callable[[Array], State]:
+    """`init`, compiled, as a function that gives the state as the job's devices hold it.
+
+    With stages each one's weights are made alone and brought to the host, so that no device ever holds more than a
+    stage of them; what `init` gives for others is left out when it is compiled.
+    """
+    if job.stages is None or job.mesh is None:
+        whole = jax.jit(partial(init, job))
+        return lambda key: job.place(whole(key))
+    mesh, stages = job.mesh, job.stages
+
+    def pick(key: Array, names: tuple[str, ...]) -> State:
+        served = init_served(job, key)
+        return {part: {name: tree[name] for name in tree if name in names} for part, tree in served.items()}
+
+    own = jax.jit(pick, static_argnums=1)
+
+    def start(key: Array) -> State:
+        parts = [jax.device_get(own(key, names)) for names in stages.names]
+        forms = jax.eval_shape(partial(init_served, job), key)
+        weights, kept = (
+            {name: next(part[of][name] for part in parts if name in part[of]) for name in forms[of]}
+            for of in INFERENCE_PARTS
+        )
+        found = start_in_stages(weights, kept, stages.names, job.policy, job.optimizer, job.scale, mesh)
+        return dict(zip(TRAINED, found, strict=True))
+
+    return start
 
 
 def init_served(job: Job, key: Array) -> State:

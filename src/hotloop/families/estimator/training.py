@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from hotloop.engine import processes
@@ -243,9 +241,8 @@ def _first_state(estimator: Any, job: Job) -> State:
     """What a new model begins with; weights that do not fit the model are refused while nothing is written."""
     folder, other = estimator.model_dir, estimator._warm_start_from
     with estimator._progress("initial weights", None), compiling():
-        init = estimator._keep(("init", job), lambda: jax.jit(partial(model.init, job)))
-        state: State = init(stream(seed_key(job.config.seed), "init", 0))
-    state = job.place(state)
+        start = estimator._keep(("init", job), lambda: model.make_start(job))
+        state: State = start(stream(seed_key(job.config.seed), "init", 0))
     with open_checkpoints(folder) as there:
         if processes.agreed(folder.is_dir()) and there.begun():
             there.check_fits(state)
