@@ -225,8 +225,14 @@ def busy_shares() -> str:
     return table(["schedule", "stages", *heads, "ticks of 64", "slots of 64"], rows)
 
 
+def image_bytes(network: Network, micro_batches: int) -> int:
+    """Of an update's images of one replica, in bytes of a pixel: they lie on the device of every stage."""
+    return micro_batches * MICRO * prod(network.shape)
+
+
 def stage_costs() -> str:
     network = resnet50()
+    images = f"{image_bytes(network, MICRO_BATCHES) / MIB:.0f}"
     stages = cut(network, OLD_SPLITS)
     flops, whole = network.flops, parameters(network)
     tables = {name: make_table(name, len(stages), MICRO_BATCHES).in_flight for name in SCHEDULES[:2]}
@@ -240,10 +246,10 @@ def stage_costs() -> str:
         rows.append([
             f"{number + 1}: from {nodes[0].name}", f"{weights:,}", f"{weights / whole:.1%}",
             f"{2 * FLOAT32 * weights / MIB:.1f}", f"{sum(node.flops for node in nodes) / flops:.1%}",
-            f"{inside:.0f}", *waiting,
+            f"{inside:.0f}", *waiting, images,
         ])  # fmt: skip
     heads = ["stage", "parameters", "share", "weights and momentum, MiB", "FLOPs", "made inside, MiB"]
-    return table([*heads, "waits, Grouped, MiB", "waits, Interleaved, MiB"], rows)
+    return table([*heads, "waits, Grouped, MiB", "waits, Interleaved, MiB", "images, MiB"], rows)
 
 
 def stage_times() -> str:

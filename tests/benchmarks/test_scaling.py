@@ -6,16 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import scaling  # noqa: E402
 
+from hotloop.engine.device import device_mesh  # noqa: E402
 from hotloop.engine.feed import Resident  # noqa: E402
 from hotloop.engine.keys import seed_key  # noqa: E402
 from hotloop.engine.loop import Program  # noqa: E402
 from hotloop.engine.pipeline_table import SCHEDULES, make_table  # noqa: E402
+from hotloop.engine.precision import SPLIT  # noqa: E402
+from hotloop.engine.processes import place  # noqa: E402
 from hotloop.families.cnn import model  # noqa: E402
 from hotloop.families.cnn.job import resolve  # noqa: E402
 from hotloop.families.cnn.options import DatasetSize, TrainConfig  # noqa: E402
@@ -53,6 +57,17 @@ def test_the_last_of_the_old_stages_has_most_of_the_weights():
     held = sum(node.weights for node in network.nodes[last.start : last.stop])
     assert held / scaling.parameters(network) == pytest.approx(0.84, abs=0.005)
     assert scaling.parameters(network) == 25_557_032 and scaling.statistics(network) == 53_120
+
+
+def test_images_of_a_replica_lie_on_the_device_of_every_stage():
+    """As a batch is placed that training in stages takes; the page's column counts them for each."""
+    network = scaling.resnet50()
+    small = replace(network, shape=(2, 2, 3))
+    images = np.zeros((2 * scaling.MICRO, *small.shape), np.uint8)
+    placed = place(images, NamedSharding(device_mesh(1, 2), SPLIT))
+    assert {shard.data.nbytes for shard in placed.addressable_shards} == {scaling.image_bytes(small, 2)}
+    assert len(placed.addressable_shards) == 2
+    assert scaling.image_bytes(network, scaling.MICRO_BATCHES) == 294 * 2**20
 
 
 def test_a_ring_sends_twice_what_the_others_have():

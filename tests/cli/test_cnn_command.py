@@ -814,6 +814,10 @@ def test_describe_recommends_stages_by_flops_and_by_measured_time(digits):
     assert set(facts["busy"]) == {"Grouped", "Interleaved", "Sequential"}
     assert all(list(shares) == ["4", "16", "64"] for shares in facts["busy"].values())
     assert facts["busy"]["Sequential"]["16"] == pytest.approx(1 / 3)
+    assert "photographs" not in said  # a small set lies on every device anyway
+    words = ("--measure", "False", "--micro-batch-size", "16")
+    status, facts, said = called("describe", "resnet50", "--stages", "4", *words)
+    assert status == 0 and facts["image_bytes"] == 224 * 224 * 3 and "147.0 MiB for 64 micro-batches" in said
     status, facts, said = called("describe", "toy_model", "--stages", "2", "--micro-batch-size", "2")
     assert status == 0 and facts["recommended"]["rule"] == "time" and "time measured on" in said
     for stages, words in (

@@ -23,6 +23,7 @@ from hotloop.engine.feed import Batch, Order, Remainder, SourceFeed, Transform
 from hotloop.errors import DataError
 
 Fetch = Callable[[np.ndarray[Any, np.dtype[np.uint32]]], Any]
+BUFFER_BYTES = 256 * 2**20  # of batches that a call gets at most, or one batch
 
 
 class InputEnded(DataError):
@@ -195,7 +196,7 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
         samples: int | None = None,
         transform: Transform | None = None,
         sharding: NamedSharding | None = None,
-        buffer_bytes: int = 256 * 2**20,
+        buffer_bytes: int = BUFFER_BYTES,
     ):
         if isinstance(source, ShuffledBatches | IterableBatches):
             self._source: ShuffledBatches | IterableBatches = source

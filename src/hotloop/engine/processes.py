@@ -218,6 +218,29 @@ def rows_on(sharding: "NamedSharding", length: int, devices: "Collection[jax.Dev
     return slice(min(span[0] for span in spans), max(span[1] for span in spans))
 
 
+def first_stage_rows(sharding: "NamedSharding | None", length: int) -> Any:
+    """Of this process's own rows, whether it has the device of the first stage that works on each: a bool for each."""
+    import numpy as np
+
+    if _group is None or sharding is None or sharding.is_fully_addressable:
+        return np.ones(length, bool)
+    return first_stage_rows_on(sharding, length, sharding.addressable_devices)
+
+
+def first_stage_rows_on(sharding: "NamedSharding", length: int, devices: "Collection[jax.Device]") -> Any:
+    """The same for some neighbouring devices. Those of a mesh's second axis are the stages of one replica, which has
+    the same rows on all of them."""
+    import numpy as np
+
+    mesh = sharding.mesh.devices
+    firsts = mesh.reshape(len(mesh), -1)[:, 0].tolist()
+    held = np.zeros(length, bool)
+    for device in firsts:
+        if device in devices:
+            held[rows_on(sharding, length, [device])] = True
+    return held[rows_on(sharding, length, devices)]
+
+
 def place_rows(tree: Any, sharding: "NamedSharding | None", length: int, axis: int = 0) -> Any:
     """Host data of which each process has its own rows along `axis`, as arrays with all `length` of them."""
     if _group is None or sharding is None or sharding.is_fully_addressable:

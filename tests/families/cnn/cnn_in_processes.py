@@ -5,7 +5,7 @@ Not a test: `python cnn_in_processes.py FOLDER-OF-PHOTOGRAPHS` prints what proce
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,12 @@ from hotloop.engine import processes
 from hotloop.engine.device import device_mesh, setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
+from hotloop.engine.plan import Batch
 from hotloop.engine.precision import EVERYWHERE, SPLIT
 from hotloop.families.cnn import model, speed
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder
 from hotloop.families.cnn.options import DatasetSize
-from hotloop.families.cnn.photographs import PhotoReader
+from hotloop.families.cnn.photographs import UNSEEN, PhotoReader
 from hotloop.families.cnn.sources import open_source, synthetic_images
 from listener import Listener
 from metrics_toy import SPLITS, losses_and_metrics
@@ -78,26 +79,59 @@ def photograph_figures(folder, devices):
         "--pipeline-num-parallel",
         "1",  # in this process, where decoding is watched
     )
-    decoded, plain = [], PhotoReader.image
-
-    def watched(reader, number, epoch=0):
-        decoded.append(("train" if reader.training else "validation", number))
-        return plain(reader, number, epoch)
 
     def fn(state, batch):
         return {"second": batch["label"] == 1, "bright": state * batch["image"].mean((1, 2, 3))}
 
+    with watch_decoding() as decoded, open_source(typed(*words).config, Listener(), seed=3) as source:
+        sums = source.evaluation(fn, 2, over(devices))(1.0)
+        feed = source.feed(job_of(*words, devices=devices))
+        batches = feed.arguments(0, 1)["batches"]
+        labels = processes.fetch(batches["label"])[0].tolist()
+        bright = processes.fetch(batches["image"]).mean(dtype=float)
+    return {**sums, "labels": labels, "pixels": bright, "decoded": processes.gathered(decoded)}
+
+
+@contextmanager
+def watch_decoding():
+    """Which images this process decodes, and for what; those of which it reads the label alone are not among them."""
+    decoded, plain = [], PhotoReader.image
+
+    def watched(reader, number, epoch=0):
+        if epoch != UNSEEN:
+            decoded.append(("train" if reader.training else "validation", number))
+        return plain(reader, number, epoch)
+
     PhotoReader.image = watched
     try:
-        with open_source(typed(*words).config, Listener(), seed=3) as source:
-            sums = source.evaluation(fn, 2, over(devices))(1.0)
-            feed = source.feed(job_of(*words, devices=devices))
-            batches = feed.arguments(0, 1)["batches"]
-            labels = processes.fetch(batches["label"])[0].tolist()
-            bright = processes.fetch(batches["image"]).mean(dtype=float)
+        yield decoded
     finally:
         PhotoReader.image = plain
-    return {**sums, "labels": labels, "pixels": bright, "decoded": processes.gathered(decoded)}
+
+
+def photographs_in_stages(folder, devices):
+    """The losses of two updates and the sums of a validation, in four stages where there are devices for them, and
+    which images each process decoded."""
+    words = f"--dataset imagenet --dataset-path {folder} --micro-batch-size 1 --num-replicas 4 "
+    words += "--precision 32.32 --strict-devices False --pipeline-num-parallel 1 --weight-updates-per-epoch 1"
+    rate = ("--lr-schedule", "stepped", "--lr-schedule-params", "{boundaries: [], values: [0.05]}")
+    splits = ("relu", "conv", "dense") if devices == 4 else ()
+    job = job_of(*words.split(), *rate, devices=devices)
+    config = replace(job.config, pipeline_splits=splits)
+    network = TwoNorms("two", (224, 224, 3), 2, job.network.norm)
+    job = replace(job, config=config, network=network, splits=splits, batch=Batch(2, 1, 2))
+    weights = model.random_weights(job, seed_key(3))
+    with watch_decoding() as decoded, open_source(config, Listener(), seed=3) as source:
+        compute = model.evaluate_stages(job) if splits else model.evaluate(job)
+        placed = model.spread_weights(job, weights) if splits else weights
+        sums = source.evaluation(compute, 8, job.sharding)(placed)
+        feed = source.feed(job)
+        program = Program(model.update(job), feed, 1, seed_key(3))
+        state, losses = copy_state(model.start(job, seed_key(3))), []
+        for number in range(2):
+            state, metrics = program(state, number, 1, following=0)
+            losses += metrics["loss"].tolist()
+    return {**sums, "losses": losses, "decoded": processes.gathered(decoded)}
 
 
 def trained_in_groups(devices, way=None):
@@ -129,6 +163,7 @@ def _trained_in_groups(devices):
 def everything(folder, devices):
     counts = validation_counts(devices)
     found = {"counts": counts, "photographs": photograph_figures(folder, devices)}
+    found["staged"] = photographs_in_stages(folder, devices)
     found["groups"] = trained_in_groups(devices)
     if processes.count() == 1:
         found["changed groups"] = [trained_in_groups(devices, way) for way in WAYS]

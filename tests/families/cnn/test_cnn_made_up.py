@@ -50,6 +50,29 @@ def test_replicas_parts_and_stages_train_on_the_same_made_up_micro_batches(on_de
         np.testing.assert_allclose(losses(replicas, parts, on_device, splits), whole, rtol=1e-6)
 
 
+def first_batch(micro, replicas, parts, on_device):
+    """The images of a global batch of 8, micro-batch after micro-batch of each replica, as the host has them."""
+    words = f"--micro-batch-size {micro} --num-replicas {replicas} --gradient-accumulation {parts}"
+    job = replace(job_of(*words.split(), devices=replicas), size=SIZE, repeated=on_device)
+    feed = synthetic_images(SIZE, seed=3, on_device=on_device).feed(job)
+    given = feed.arguments(0, 1)
+    if on_device:
+        shares = np.asarray(given["image"]).reshape(replicas, 1, micro, -1)
+        return np.tile(shares, (1, parts, 1, 1)).reshape(8, -1)
+    feed.close()
+    return np.asarray(given["batches"]["image"]).reshape(8, -1)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_replicas_and_parts_see_the_same_made_up_images_and_with_device_another_micro_batch_others(on_device):
+    whole = first_batch(2, 1, 4, on_device)
+    for replicas, parts in ((4, 1), (2, 2)):
+        if replicas <= jax.device_count():
+            np.testing.assert_array_equal(first_batch(2, replicas, parts, on_device), whole)
+    assert len(np.unique(whole, axis=0)) == (2 if on_device else 8)
+    assert np.array_equal(first_batch(4, 1, 2, on_device), whole) is not on_device
+
+
 @pytest.mark.slow
 def test_other_made_up_images_have_other_losses():
     assert np.abs(losses(1, 4, True, seed=4) - losses(1, 4, True)).max() > 1e-3

@@ -48,6 +48,21 @@ def test_each_photograph_is_decoded_by_one_process_and_all_see_the_same_batch(bo
     }
 
 
+def test_of_processes_that_share_stages_the_first_decodes_and_all_train_as_one_device(both):
+    """Process 1 has the last two of four stages: it reads labels, and images that nobody looks at are zeros."""
+    alone, together = (each["staged"] for each in both)
+    np.testing.assert_allclose(together["losses"], alone["losses"], rtol=1e-5)
+    assert np.isfinite(alone["losses"]).all() and min(alone["losses"]) > 0
+    assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5) and together["samples"] == 5
+    assert together["correct"] == alone["correct"]
+    (whole,), shares = alone["decoded"], together["decoded"]
+    assert (
+        sorted(map(tuple, shares[0])) == sorted(map(tuple, whole))
+        and len(whole) == 5 + 2 * 4
+        and shares[1] == []
+    )
+
+
 def test_statistics_shared_over_processes_are_those_of_one_larger_micro_batch(both):
     alone, together = (each["groups"] for each in both)
     assert (alone["group"], together["group"]) == (1, 4)

@@ -17,6 +17,7 @@ from hotloop.engine.feed import Order, fill_up
 from hotloop.engine.loading import check_same_data, load_once, read_arrays, write_arrays
 from hotloop.engine.precision import SPLIT
 from hotloop.errors import DataError
+from hotloop.families.cnn.photographs import UNSEEN
 from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches
 
 
@@ -70,6 +71,28 @@ def test_each_photograph_of_a_training_is_decoded_by_one_process(count):
     assert sorted(found) == sorted(whole.read) and len(set(found)) == len(found) == 48
     for number, batch in enumerate(together):
         np.testing.assert_array_equal(np.concatenate([part[number] for part in parts]), batch["label"])
+
+
+@pytest.mark.parametrize(("count", "stages"), [(2, 4), (2, 2), (3, 3)])
+def test_processes_that_share_a_replica_read_all_labels_and_those_with_its_first_stage_decode(count, stages):
+    sharding, rows = shares(count, 12, stages)
+    devices = np.array(sharding.mesh.devices).reshape(count, -1)
+    order, whole = Order(23, 12, seed=5), Recorder()
+    together = list(PhotoBatches(whole, order).batches(1, 4))
+    trained, validated, labels = [], [], []
+    for own, local in zip(rows, devices, strict=True):
+        seen = processes.first_stage_rows_on(sharding, 12, set(local.tolist()))
+        workers, others = Recorder(), Recorder()
+        labels.append([batch["label"] for batch in PhotoBatches(workers, order, seen).batches(1, 4, own)])
+        trained += [each for each in workers.read if each[0] != UNSEEN]
+        assert sum(len(b["label"]) for b in evaluation_batches(others, 12, own, seen)) in (23, 12, 11)
+        validated += [number for epoch, number in others.read if epoch != UNSEEN]
+        if not set(local.tolist()) & set(sharding.mesh.devices[:, 0].tolist()):
+            assert {epoch for epoch, _ in workers.read} == {UNSEEN}
+    assert sorted(trained) == sorted(whole.read) and sorted(validated) == list(range(23))
+    for own, found in zip(rows, labels, strict=True):
+        for ours, batch in zip(found, together, strict=True):
+            np.testing.assert_array_equal(ours, batch["label"][own])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -1,14 +1,17 @@
 """Where to cut a network: the slowest stage is as fast as it can be, few values cross, and the figures add up."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
+from cnn_words import job_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.engine.precision import parse
 from hotloop.errors import OptionError
 from hotloop.families.cnn import split_advice
+from hotloop.families.cnn.description import _image_bytes
 from hotloop.families.cnn.network import build
 from hotloop.families.cnn.split_advice import advise, advise_by_parameters, check_stages, measure_layers
 from hotloop.families.cnn.stages import crossing_values, cut
@@ -89,6 +92,19 @@ def test_time_is_measured_for_every_layer_and_alike_runs_once(monkeypatch):
     found = measure_layers(network, parse("32.32"), 4)
     assert len(found) == len(network.nodes) and sum(found) == pytest.approx(len(network.nodes))
     assert len(timed) == len(set(timed)) < sum(map(network.may_split, range(len(network.nodes))))
+
+
+def test_a_plan_in_stages_counts_the_images_that_lie_on_every_stages_device():
+    """A replica's of an update, and of the next; in bytes, as that configuration sends them."""
+    preset = ("--config", "resnet50_8k_bn_pipeline")
+    job = job_of(*preset, devices=16)
+    assert (job.batch.replicas, job.stages) == (4, 4)
+    assert _image_bytes(job) == 2 * 2048 * 224 * 224 * 3 == 2 * 294 * 2**20
+    small = job_of(*preset, "--dataset", "cifar10", "--synthetic-data", "host", devices=16)
+    updates = min(small.plan.updates_per_call, 2**28 // (8192 * 32 * 32 * 3))  # what fits a call's buffer
+    assert updates > 1 and _image_bytes(small) == 2 * updates * 2048 * 32 * 32 * 3
+    assert _image_bytes(replace(job, repeated=True)) == 16 * 224 * 224 * 3
+    assert _image_bytes(job_of(*preset, "--dataset", "cifar10", devices=16)) == 0
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from hotloop.data.catalogue import known_set
 from hotloop.data.dataset import read_images
 from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.engine import precision
+from hotloop.engine.batch_sources import BUFFER_BYTES
 from hotloop.engine.measure import describe_device
 from hotloop.engine.pipeline_table import make_table
 from hotloop.families.cnn import model
@@ -75,7 +76,8 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
 
 def _bytes_on_device(job: Job, state: Any) -> int:
     """State, gradients and new state; activations and their gradients, where they are recomputed those of the largest
-    part and what crosses into each; what waits between stages: of the largest stage."""
+    part and what crosses into each; what waits between stages: of the largest stage. With stages also a replica's
+    images, which every one has."""
     network, splits = job.network, job.splits
     recomputed = job.config.pipeline_splits if job.config.recomputation else ()
     found: list[int] = []
@@ -93,7 +95,20 @@ def _bytes_on_device(job: Job, state: Any) -> int:
         crossing = sum(crossing_values(network, place) for place in stage.inner)
         waiting = crossing_values(network, stage.start) * (table.slots + table.gradient_slots)
         found.append(3 * held + size * (2 * activations + crossing + (waiting if splits else 0)))
-    return max(found)
+    return max(found) + (_image_bytes(job) if splits else 0)
+
+
+def _image_bytes(job: Job) -> int:
+    """Of what lies on every stage's device: a replica's share of two calls as they stream, or one micro-batch that is
+    repeated. A small set lies on every device whether there are stages or not."""
+    config, batch, image = job.config, job.batch, prod(job.size.shape)
+    if job.repeated:
+        return batch.micro * image
+    if config.dataset != "imagenet" and not config.synthetic_data:
+        return 0
+    size = batch.global_ * image * (1 if config.eight_bit_transfer or config.synthetic_data else 4)
+    most = job.plan.updates_per_call if job.plan else 1
+    return 2 * max(1, min(most, BUFFER_BYTES // size)) * size // batch.replicas
 
 
 def describe_model(
@@ -127,7 +142,8 @@ def describe_stages(
         how = (
             f"time measured on {describe_device(device)} ({policy.compute}, {config.micro_batch_size} images)"
         )
-    lines = [f"{stages} stages by {how}:", *_stage_rows(network, best, rule, policy.compute.itemsize), ""]
+    counted = f"{stages} stage{'s' if stages > 1 else ''}"
+    lines = [f"{counted} by {how}:", *_stage_rows(network, best, rule, policy.compute.itemsize), ""]
     if old is None:
         lines += [
             "by parameters, as the old program: that rule names the first layer, or one layer twice",
@@ -140,12 +156,26 @@ def describe_stages(
     rows = [("schedule", *(f"{count} micro-batches" for count in MICRO_BATCHES))]
     rows += [(name, *(f"{share:.0%}" for share in shares.values())) for name, shares in busy.items()]
     lines += ["share of the time that a device works, were all stages as fast:", *_align(rows, 1)]
+    # A small set lies on every device anyway.
+    if stages > 1 and network.shape == DATASET_SIZES["imagenet"].shape:
+        lines += ["", _describe_photographs(prod(network.shape), config.micro_batch_size)]
     facts = {
+        "image_bytes": prod(network.shape),
         "recommended": best.as_dict(policy.compute.itemsize),
         "by_parameters": old and old.as_dict(policy.compute.itemsize),
         "busy": busy,
     }
     return "\n".join(lines), facts
+
+
+def _describe_photographs(image: int, micro: int) -> str:
+    """What photographs of so many bytes take of every stage's device, though the first stage alone looks at them."""
+    held = [f"{count * micro * image / 2**20:,.1f} MiB for {count}" for count in MICRO_BATCHES]
+    return (
+        f"a replica's photographs lie on every stage's device, {image:,} bytes each (four times that without "
+        f"--eight-bit-transfer): of an update {', '.join(held)} micro-batches of {micro}; and as much again, as those "
+        "of the next call are sent meanwhile"
+    )
 
 
 def _stage_rows(network: Network, advice: Advice, rule: str, size: int) -> list[str]:

@@ -226,10 +226,11 @@ def evaluate_stages(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]
     def values(state: State, batch: ImageBatch) -> dict[str, Array]:
         assert job.mesh is not None
         samples = len(batch["label"])
-        places = jnp.arange(samples + -samples % (job.batch.replicas * count))
-        filled = jax.tree.map(lambda leaf: leaf[jnp.minimum(places, samples - 1)], batch)
+        if missing := -samples % (job.batch.replicas * count):
+            places = jnp.arange(samples + missing)
+            batch = jax.tree.map(lambda leaf: leaf[jnp.minimum(places, samples - 1)], batch)
         weights = state["params"], state["statistics"]
-        found = evaluate_in_stages(parts, *weights, filled, mesh=job.mesh, micro_batches=count)
+        found = evaluate_in_stages(parts, *weights, batch, mesh=job.mesh, micro_batches=count)
         return {name: value[:samples] for name, value in found.items()}
 
     return values

@@ -30,6 +30,7 @@ SIZE, SHORT_SIDE = 224, 256  # of what the network sees, and of the photograph t
 # The old program's random crop: shares of the area, width over height, least share of a box, and tries.
 AREAS, ASPECTS, COVERED, ATTEMPTS = (0.05, 1.0), (0.75, 1.33), 0.1, 100
 MISSING = -1  # the label of an image that could not be read and was not replaced
+UNSEEN = -1  # the epoch of an image of which only the label is wanted: another process decodes it
 WantedImages = tuple[NDArray[Any], NDArray[Any]]  # numbers of a batch's images, and the epoch of each
 HostBatch = dict[str, NDArray[Any]]
 Filled = tuple[NDArray[np.int32], list[str]]  # labels, and what was said of images that were skipped
@@ -216,8 +217,11 @@ class PhotoReader:
         return np.array(labels, np.int32), skipped
 
     def image(self, number: int, epoch: int = 0) -> tuple[NDArray[Any], int]:
-        """Pixels and label of one image; DataError when it is broken."""
-        encoded, generator = self.store.read(number), np.random.default_rng((self.seed, epoch, number))
+        """Pixels and label of one image, zeros in an epoch that is UNSEEN; DataError when it is broken."""
+        encoded = self.store.read(number)
+        if epoch == UNSEEN:
+            return np.zeros((self.size, self.size, 3), self.dtype), encoded.label
+        generator = np.random.default_rng((self.seed, epoch, number))
         resample = resample_bytes if self.eight_bit else resample_floats
         try:
             if self.training:

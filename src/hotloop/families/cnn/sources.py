@@ -37,7 +37,14 @@ from hotloop.engine.progress import Console, advance_through
 from hotloop.errors import DataError
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
-from hotloop.families.cnn.photographs import MISSING, HostBatch, PhotoReader, WantedImages, Workers
+from hotloop.families.cnn.photographs import (
+    MISSING,
+    UNSEEN,
+    HostBatch,
+    PhotoReader,
+    WantedImages,
+    Workers,
+)
 
 SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60  # of pixels
 SYNTHETIC_IMAGES = 256  # that differ, at most: they are for measuring speed, and take memory
@@ -146,7 +153,7 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
     def feed(job: Job) -> Feed:
         workers = decode(train, True)
         order = Order(size.train, job.batch.global_, seed, shuffled=job.shuffled)
-        batches = PhotoBatches(workers, order)
+        batches = PhotoBatches(workers, order, find_seen(config, job.sharding, order.batch_size))
         return stack.enter_context(Streamed(batches, order.batch_size, seed=seed, sharding=job.sharding))
 
     def evaluation(
@@ -154,11 +161,11 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
     ) -> Callable[[Any], Sums]:
         workers = decode(validation, False)
         filled = fill_up(sharding, batch_size)
-        rows = processes.own_rows(sharding, filled)
+        rows, seen = processes.own_rows(sharding, filled), find_seen(config, sharding, filled)
 
         def run(state: Any) -> Sums:
             with console.progress("photographs", -(-size.validation // filled)) as bar:
-                batches = advance_through(evaluation_batches(workers, filled, rows), bar)
+                batches = advance_through(evaluation_batches(workers, filled, rows, seen), bar)
                 return evaluate_batches(fn, state, batches, filled, sharding)
 
         return run
@@ -270,9 +277,10 @@ def open_store(folder: Path, part: Part) -> ImageStore:
 class PhotoBatches(ShuffledBatches):
     """Batches of decoded photographs, in the order of `Order`."""
 
-    def __init__(self, workers: Workers, order: Order):
+    def __init__(self, workers: Workers, order: Order, seen: NDArray[np.bool_] | None = None):
+        """Of the rows that `batches` is asked for, those that are not `seen` come as labels alone (None: all are)."""
         super().__init__(lambda numbers: None, order)
-        self._workers = workers
+        self._workers, self._seen = workers, seen
 
     def example(self) -> HostBatch:
         """An empty batch: nothing need be decoded to see its form."""
@@ -286,19 +294,42 @@ class PhotoBatches(ShuffledBatches):
 
         def wanted(update: int) -> WantedImages:
             places = update * order.batch_size + np.arange(order.batch_size)[rows]
-            return order.indices(order.start(update), np.zeros(1, np.uint32))[0][rows], places // order.period
+            numbers = order.indices(order.start(update), np.zeros(1, np.uint32))[0][rows]
+            return numbers, _unless_seen(self._seen, places // order.period)
 
         return self._workers.batches(map(wanted, range(first, first + count)))
 
 
-def evaluation_batches(workers: Workers, batch_size: int, rows: slice = slice(None)) -> Iterator[HostBatch]:
+def _unless_seen(seen: NDArray[np.bool_] | None, epochs: NDArray[Any]) -> NDArray[Any]:
+    return epochs if seen is None else np.where(seen[: len(epochs)], epochs, UNSEEN)
+
+
+def find_seen(
+    config: TrainConfig, sharding: NamedSharding | None, batch_size: int
+) -> NDArray[np.bool_] | None:
+    """Which of this process's rows of a batch it must decode: those whose first stage it has; None for all.
+
+    With --skip-corrupt it is all: whether an image is broken, and another's label counts, only its decoding tells.
+    """
+    seen = processes.first_stage_rows(sharding, batch_size)
+    return None if config.skip_corrupt or seen.all() else seen
+
+
+def evaluation_batches(
+    workers: Workers,
+    batch_size: int,
+    rows: slice = slice(None),
+    seen: NDArray[np.bool_] | None = None,
+) -> Iterator[HostBatch]:
     """The rows `rows` of every batch: together each image once, in order, less those that are missing. Batches, and the
-    last one, may be smaller; one that has no image left is passed over, unless others may have rows of it."""
+    last one, may be smaller; one that has no image left is passed over, unless others may have rows of it. Those that
+    are not `seen` come as labels alone."""
     count = len(workers.reader.store)
     every = (np.arange(start, start + batch_size)[rows] for start in range(0, count, batch_size))
     spans = [span[span < count] for span in every]
     reader = workers.reader
-    for batch in workers.batches((span, np.zeros(len(span), np.int64)) for span in spans if len(span)):
+    wanted = ((span, _unless_seen(seen, np.zeros(len(span), np.int64))) for span in spans if len(span))
+    for batch in workers.batches(wanted):
         there = batch["label"] != MISSING
         if there.any() or rows != slice(None):
             yield batch if there.all() else {name: leaf[there] for name, leaf in batch.items()}
