@@ -139,9 +139,8 @@ def describe_stages(
     old = advise_by_parameters(network, stages, costs)
     how = f"FLOPs, as nothing was measured ({policy.compute})"
     if device is not None:
-        how = (
-            f"time measured on {describe_device(device)} ({policy.compute}, {config.micro_batch_size} images)"
-        )
+        images = f"{config.micro_batch_size} image{'s' if config.micro_batch_size > 1 else ''}"
+        how = f"time measured on {describe_device(device)} ({policy.compute}, {images})"
     counted = f"{stages} stage{'s' if stages > 1 else ''}"
     lines = [f"{counted} by {how}:", *_stage_rows(network, best, rule, policy.compute.itemsize), ""]
     if old is None:

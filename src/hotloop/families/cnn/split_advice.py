@@ -132,7 +132,8 @@ def measure_layers(network: Network, policy: Policy, samples: int) -> list[float
     ends = [
         0, *(place for place in range(1, len(network.nodes)) if network.may_split(place)), len(network.nodes)
     ]  # fmt: skip
-    params = policy.to_compute(network.init(jax.random.key(0))[0])
+    # On the host: a network that is to be cut need not fit on the device.
+    params = policy.to_compute(network.init_on_host(jax.random.key(0))[0])
     known: dict[Any, float] = {}
     found: list[float] = []
     for start, stop in pairwise(ends):
@@ -151,7 +152,8 @@ def _time(network: Network, policy: Policy, params: Any, samples: int, start: in
     (entering,) = network.crossing(start)
     shapes = {INPUT: network.shape, **{node.name: node.shape for node in network.nodes}}
     value = jax.random.normal(jax.random.key(start), (samples, *shapes[entering]), policy.compute)
-    own = {node.name: params[node.name] for node in network.nodes[start:stop] if node.name in params}
+    names = [node.name for node in network.nodes[start:stop] if node.name in params]
+    own = jax.device_put({name: params[name] for name in names})
 
     @jax.jit
     def both(own: Any, value: Array) -> Any:
