@@ -139,7 +139,7 @@ def test_group_norm_and_recomputation_in_stages_change_no_number():
     network = TwoConvolutions("small", (4, 4, 3), 5, NormChoice.of(typed(*words).config.norm_layer))
     whole = staged(*words, split=(2, 1, 2), network=network)
     job = staged(*words, *schedule("Interleaved"), splits=("fc",), split=(2, 1, 2), network=network)
-    check_training(recomputed(job, "two_conv"), whole, updates=2)
+    check_training(recomputed(job, "two_conv"), whole)
 
 
 @pytest.mark.slow
