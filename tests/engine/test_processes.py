@@ -238,6 +238,31 @@ def test_a_folder_that_is_not_shared_is_refused_unless_each_saves_in_its_own(tmp
     assert np.isfinite(states[0][0]).all() and not (folders[1] / "own" / "events.jsonl").exists()
 
 
+@pytest.mark.slow
+def test_processes_that_save_on_their_own_go_on_together_or_not_at_all(tmp_path):
+    folder = tmp_path / "run"
+    words = ("--run", str(folder), "--replicas", "2", "--each-saves")
+    rank0, rank1 = (folder / "checkpoints" / f"rank{rank}" for rank in range(2))
+    together.launch(*words, devices=1)
+    shutil.rmtree(rank1 / "00000004")  # as a kill between the two saves leaves them
+    together.launch(*words, "--resume", "--updates", "6", devices=1)
+    assert [each["update"] for each in read_events(folder) if each["event"] == "resume"] == [2]
+    undisturbed = train_here(tmp_path / "undisturbed", updates=6)
+    wanted = together.restore(undisturbed / "checkpoints", 6).state
+    for rank in (rank0, rank1):
+        state = together.restore(rank, 6).state
+        for one, right in zip(jax.tree.leaves(state), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(one, right, rtol=0, atol=1e-6)
+    assert all(np.any(leaf) and np.isfinite(leaf).all() for leaf in jax.tree.leaves(wanted["params"]))
+    for step in (rank0 / "00000006", rank1 / "00000004", rank1 / "00000002"):
+        shutil.rmtree(step)
+    with together.start(*words, "--resume", "--updates", "8", devices=1) as started:
+        ended = started.finish()
+    said = [line for line in ended[0].errors.splitlines() if line.startswith("hotloop: error:")]
+    assert [each.status for each in ended] == [2, 2] and len(said) == 1
+    assert "checkpoints: no checkpoint that every process has: skipped step 6: process 0 has none" in said[0]
+
+
 def test_other_options_or_a_taken_port_or_a_process_that_never_comes_are_one_line(tmp_path):
     words = ("--run", str(tmp_path / "run"))
     with socket.socket() as taken:

@@ -162,8 +162,11 @@ class JitTogether:
         forms = tuple((jax.typeof(leaf), getattr(leaf, "sharding", None)) for leaf in leaves)
         key = tuple(arguments[number] for number in self._static), structure, forms
         if key not in self._programs:
+            phase = _noted["phase"]
+            note("compiling")
             self._programs[key] = self.jitted.lower(*arguments).compile()
             barrier("compiled")
+            note(phase)
         return self._programs[key](*arrays)
 
 
