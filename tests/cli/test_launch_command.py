@@ -134,6 +134,18 @@ def test_an_evaluation_has_the_replicas_of_its_run_unless_it_is_told_otherwise(l
     assert launches[-1].words == (*command, "--replicas", "2")
 
 
+def test_a_validation_keeps_replicas_that_the_processes_divide_and_else_has_one_each(launches, capsys):
+    words, preset = ("cnn", "validate", "--random-weights"), ("--config", "resnet50_8k_bn_pipeline")
+    for more, instances, added in (
+        ((), "3", ("--num-replicas", "3")),
+        (preset, "3", ("--num-replicas", "3")),  # of its 4
+        (preset, "2", ()),
+    ):
+        assert status_of("--num-instances", instances, "--", *words, *more) == 0
+        assert launches[-1].words == (*words, *more, *added, "--strict-devices", "False")
+    assert capsys.readouterr().err == ""
+
+
 def test_options_of_the_launch_that_are_the_commands_are_handed_on(launches):
     assert status_of("--json", "--device", "cpu", "--debug", "--", *TRAIN) == 0
     assert launches[0].words[4:9] == ("--device", "cpu", "--json", "--debug", "--strict-devices")

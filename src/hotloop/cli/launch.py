@@ -19,7 +19,7 @@ from typing import Any
 from hotloop import rehearsal
 from hotloop.cli.command import Command, Context, Result, print_json
 from hotloop.cli.parser import Resolved, resolve, scan
-from hotloop.engine.device_shares import check_instances, find_devices
+from hotloop.engine.device_shares import can_share, check_instances, find_devices
 from hotloop.errors import DeviceError, HotloopError, OptionError
 from hotloop.options import argument, at_least, option, positive, values_of
 
@@ -100,6 +100,10 @@ class Launched:
         return next((name for name in REPLICAS if name in self.command.option_names), None)
 
     @property
+    def devices_per_replica(self) -> int:
+        return int(getattr(self.resolved.config, "devices_per_replica", 1))
+
+    @property
     def words(self) -> tuple[str, ...]:
         return (*self.path.split(), *self.rest)
 
@@ -154,7 +158,7 @@ def _resolve_replicas(
 
 def check_devices_per_replica(launched: Launched, wanted: int | None) -> int:
     """Devices a replica; OptionError where the launch says another number than the command's stages take."""
-    taken = int(getattr(launched.resolved.config, "devices_per_replica", 1))
+    taken = launched.devices_per_replica
     if wanted not in (None, taken):
         stages = f"{taken} device{'s' * (taken > 1)}"
         raise OptionError(
@@ -175,6 +179,9 @@ def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) 
     is_own = not {name, "ipus"}.isdisjoint(launched.given.keys() | launched.resolved.configured)
     if launched.path not in TRAININGS:
         replicas = wanted or own  # None: those of the run that it reads
+        if replicas == own and own is not None and name not in launched.given:
+            # A run's weights are the same on any number: where its own do not fit, each process has one.
+            replicas = own if can_share(instances, own, launched.devices_per_replica) else instances
     else:
         replicas = wanted or (own if own and is_own else instances)
         check_instances(instances, replicas, check_devices_per_replica(launched, config.ipus_per_replica))

@@ -76,18 +76,24 @@ def list_visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(numbers)
 
 
-def check_instances(instances: int, replicas: int, devices_each: int = 1) -> None:
-    """OptionError where so many processes cannot share replicas of `devices_each` devices.
+def can_share(instances: int, replicas: int, devices_each: int = 1) -> bool:
+    """Whether so many processes can share replicas of `devices_each` devices.
 
     A process has whole replicas, or a replica whole processes, and all have equally many devices.
     """
+    divide = max(instances, replicas) % min(instances, replicas) == 0
+    return divide and replicas * devices_each % instances == 0
+
+
+def check_instances(instances: int, replicas: int, devices_each: int = 1) -> None:
+    """OptionError where they cannot."""
     devices = replicas * devices_each
     if instances > devices:
         raise OptionError(
             f"num_instances={instances}: more than replicas ({replicas}) x devices a replica ({devices_each}); ask "
             f"for at most {devices}, or for more replicas"
         )
-    if max(instances, replicas) % min(instances, replicas) or devices % instances:
+    if not can_share(instances, replicas, devices_each):
         raise OptionError(
             f"replicas={replicas}: {instances} instances do not divide them; ask for a multiple of {instances}"
         )
