@@ -24,6 +24,8 @@ REFUSED = [
     (3, f"{CNN} --num-replicas 4 --gradient-accumulation 3", "--num-replicas 4: 3 instances do not divide them"),
     (3, f"{CNN} --num-replicas 2", "--num-instances 3: more than replicas (2) x devices a replica (1)"),
     (9, f"{CNN} --num-replicas 2 {SPLIT}", "--num-instances 9: more than replicas (2) x devices a replica (4)"),
+    (1, "cnn validate --random-weights --pipeline-splits bn_9", "--pipeline-splits bn_9: no layer of toy_model"),
+    (3, "cnn validate --random-weights --num-replicas 4", "--num-replicas 4: 3 instances do not divide them"),
     (3, "vcd train --replicas 4", "--replicas 4: 3 instances do not divide them; ask for a multiple of 3"),
     (3, "recommender train --replicas 4", "--replicas 4: 3 instances do not divide them; ask for a multiple of 3"),
     (3, "estimator --replicas 4", "--replicas 4: 3 instances do not divide them; ask for a multiple of 3"),

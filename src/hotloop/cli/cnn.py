@@ -53,8 +53,15 @@ def run_validate(config: ValidateConfig, context: Context) -> Result:
             "RUN is needed: the folder of a run or of its checkpoints (--checkpoint-input-dir names one, too), "
             "or --random-weights"
         )
-    context.open_device()
-    return run_train(replace(config, training=False), context)
+    config = replace(config, training=False)
+
+    def check() -> None:
+        from hotloop.families.cnn.job import check_before_devices
+
+        check_before_devices(config, context.given)
+
+    context.open_device(check)
+    return run_train(config, context)
 
 
 def run_sweep(config: SweepConfig, context: Context) -> Result:

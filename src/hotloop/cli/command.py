@@ -120,12 +120,13 @@ class Context(Common, Console):
         added = ["--device", self.device] if self.device != "auto" and "--device" not in own else []
         return [*words, *added, *(flag for flag, is_set in flags.items() if is_set and flag not in own)]
 
-    def open_device(self) -> "jax.Device":
-        """The device that the options ask for, ready for work, for a command that is not `on_device`."""
+    def open_device(self, check: Callable[[], None] = lambda: None) -> "jax.Device":
+        """The device that the options ask for, ready for work, for a command that is not `on_device`; `check` is called
+        before one is opened."""
         with leave_at_once():
             from hotloop.engine.device import setup
 
-            return setup(self.device, only_accelerator=self.only_accelerator, warn=self.warn)
+            return setup(self.device, only_accelerator=self.only_accelerator, warn=self.warn, check=check)
 
 
 @dataclass(frozen=True)
