@@ -65,7 +65,7 @@ def test_a_device_holds_its_own_stage_and_no_more_than_the_largest_has():
     assert rows.params.rows["float32"].addressable_shards[0].data.nbytes < 0.5 * whole
 
 
-@pytest.mark.parametrize("mode", ["32.32", "16.16"])
+@pytest.mark.parametrize("mode", ["16.16", pytest.param("32.32", marks=pytest.mark.slow)])
 def test_a_state_that_begins_in_stages_is_the_one_that_is_spread_over_them(mode):
     policy, mesh = parse(mode), device_mesh(1, 4)
     optimiser = optim.make("adam", {})

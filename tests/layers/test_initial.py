@@ -99,7 +99,10 @@ def test_the_same_key_gives_the_same_values_also_inside_a_program() -> None:
     assert not np.array_equal(outside[0], draw(jax.random.key(5), specs)[0])
 
 
-def test_numbers_drawn_piece_by_piece_on_the_host_are_those_of_one_draw(monkeypatch):
+@pytest.mark.parametrize(
+    "kind", ["threefry2x32", pytest.param("rbg", marks=pytest.mark.slow)]
+)  # rbg's numbers do not go by their places
+def test_numbers_drawn_piece_by_piece_on_the_host_are_those_of_one_draw(kind, monkeypatch):
     specs = [
         Spec((777, 3), "normal", 0.1),
         Spec((5,), "constant", 2.0),
@@ -108,10 +111,7 @@ def test_numbers_drawn_piece_by_piece_on_the_host_are_those_of_one_draw(monkeypa
         Spec((7, 7, 3), "truncated", 1.0),
     ]
     monkeypatch.setattr(initial, "PIECE", 1000)
-    for seed in (0, 2**31):
-        key = jax.random.key(seed)
-        for one, other in zip(draw(key, specs), draw_on_host(key, specs), strict=True):
-            assert isinstance(other, np.ndarray) and other.dtype == np.float32
-            assert np.asarray(one).tobytes() == other.tobytes()
-    other = jax.random.key(1, impl="rbg")
-    assert np.array_equal(draw(other, specs)[0], draw_on_host(other, specs)[0])
+    key = jax.random.key(2**31, impl=kind)
+    for one, other in zip(draw(key, specs), draw_on_host(key, specs), strict=True):
+        assert isinstance(other, np.ndarray) and other.dtype == np.float32
+        assert np.asarray(one).tobytes() == other.tobytes()
