@@ -161,10 +161,10 @@ def test_an_error_of_one_process_alone_is_its_line_and_status(groups, monkeypatc
 
 def test_an_error_that_process_0_tells_of_itself_is_not_told_again(groups):
     with pytest.raises(FailedProcess) as caught:
-        run("1=exit:2 0=sleep:0.5,exit:2")
+        run("1=note:loading,exit:2 0=wait_for:1:loading,sleep:0.5,exit:2")
     assert (caught.value.number, caught.value.exit_status) == (0, 2)
     with pytest.raises(FailedProcess) as caught:
-        run("1=exit:2 0=sleep:0.5,exit:1")
+        run("1=note:loading,exit:2 0=wait_for:1:loading,sleep:0.5,exit:1")
     assert (caught.value.number, caught.value.exit_status) == (1, 2)
     assert_none_left(groups, 4)
 
