@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -66,6 +67,21 @@ class Thing:
 thing = Thing()
 del thing
 time.sleep(60)
+"""
+OWN_PROGRAM = """
+import logging, sys, time, types
+
+def setup(*words, **options):
+    print('ready', flush=True)
+    try:
+        time.sleep(1.0)
+    except BaseException:
+        logging.exception("configuration error")
+
+sys.modules["hotloop.engine.device"] = types.SimpleNamespace(setup=setup)
+from hotloop.cli import Command, run_program
+own = Command("own", "Own.", run=lambda config, context: print("went on"), on_device=True)
+sys.exit(run_program(own, []))
 """
 WHILE_IT_STARTS = """
 from hotloop.engine.interrupt import leave_at_once
@@ -148,6 +164,31 @@ def test_records_end_and_the_line_says_how_to_resume(tmp_path: Path) -> None:
     assert ended(process) == (143, "", line)
     last = list(read_events(tmp_path / "run"))[-1]
     assert (last["event"], last["status"]) == ("end", "interrupted")
+
+
+def test_a_stop_of_any_program_is_no_exception_among_what_opens_its_device() -> None:
+    """As jax does it: what breaks off its search for plugins is logged, and the search goes on."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWN_PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (143, "", "hotloop: error: stopped by SIGTERM\n")
+
+
+def test_one_of_several_takes_a_signal_that_comes_again_for_the_same_stop() -> None:
+    process = start(
+        f"from hotloop.engine.interrupt import share_stops\nwith share_stops():\n{indent(DEAF, '    ')}"
+    )
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None and process.stdout.readline() == "deaf\n"
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)
+    send_until_it_ends(process, signal.SIGINT)
+    assert ended(process)[0] == 130
 
 
 def test_a_second_signal_ends_a_process_that_does_not_listen() -> None:

@@ -41,6 +41,8 @@ def end_when_told(status: str, after: str = "0") -> None:
         note("saving")
         time.sleep(float(after))
         print(f"saved {signal.Signals(number).name}", flush=True)
+        if int(status) < 0:
+            os.kill(os.getpid(), -int(status))
         os._exit(int(status) if int(status) else 128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):

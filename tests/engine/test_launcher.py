@@ -220,17 +220,18 @@ def test_a_signal_to_the_launcher_is_passed_to_all_and_waited_for(number):
     assert wait_until_gone(groups) == [[], []]
 
 
-def test_a_second_signal_ends_all_at_once():
+def test_a_sigterm_that_comes_again_is_the_same_stop_and_ctrl_c_ends_all_at_once():
     with started(
         "all=deaf,worker,note:training,say:ready,sleep:60 0=deaf,wait_for:1:training,say:ready,sleep:60"
     ) as process:
         groups = read_ready(process)
-        process.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)
-        process.send_signal(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
+        process.send_signal(signal.SIGINT)
         process.wait(LONGEST)
-    assert process.returncode == 143
+    assert process.returncode == 130
     assert wait_until_gone(groups) == [[], []]
 
 
@@ -246,12 +247,18 @@ def test_nothing_is_left_of_a_launcher_that_was_killed():
         assert wait_until_gone(groups) == [[], []]
 
 
-def test_one_that_is_told_to_stop_and_is_killed_meanwhile_is_named():
-    acts = "0=told:0:0.2,wait_for:1:training,say:ready,sleep:60 1=told:9,note:training,sleep:60"
-    with started(acts) as process:
-        read_ready(process)
+@pytest.mark.parametrize(("acts", "status", "said"), [
+    ("0=told:0:0.2,{ready} 1=told:9,{waiting}", 9, r"error: process 1 of 2 on \S+: saved SIGTERM\n"),
+    ("0=told:2,{ready} 1=told:0:0.2,{waiting}", 2, ""),  # process 0 says so itself
+    ("0=told:-9,{ready} 1=told:0,{waiting}", 134, r"error: process 0 of 2 .* while saving.*: killed by SIGKILL\n"),
+    ("0=told:0,{ready} 1=told:-9,{waiting}", 143, r"process 1 of 2 on \S+: killed by SIGKILL\nerror: stopped by"),
+], ids=["a worker fails", "the save fails", "process 0 is killed", "a worker is killed"])  # fmt: skip
+def test_a_stop_in_which_one_fails_or_is_killed_ends_as_that_one(acts, status, said):
+    ready, waiting = "wait_for:1:training,say:ready,sleep:60", "note:training,sleep:60"
+    with started(acts.format(ready=ready, waiting=waiting)) as process:
+        groups = read_ready(process)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=LONGEST)
-    assert process.returncode == 143
-    assert "process 1 | saved SIGTERM" in errors
-    assert re.search(r"process 1 of 2 on \S+: ended with status 9\n", errors)
+    assert process.returncode == status
+    assert re.search(said, errors) if said else errors == ""
+    assert wait_until_gone(groups) == [[], []]

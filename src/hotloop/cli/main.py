@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from hotloop.cli.command import Command, Context, Result, print_error, print_json, spell_options
-from hotloop.engine.interrupt import Stopped, raise_stops
+from hotloop.engine.interrupt import Stopped, leave_at_once, raise_stops
 from hotloop.errors import DISK_ERRORS, HotloopError, OptionError, did_you_mean
 from hotloop.options import (
     options_of,
@@ -179,14 +179,15 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     try:
         if command.on_device:
-            from hotloop.engine.device import setup
+            with leave_at_once():
+                from hotloop.engine.device import setup
 
-            setup(
-                common.device,
-                only_accelerator=common.only_accelerator,
-                warn=context.warn,
-                check=partial(check_before_devices, command, config, context.given),
-            )
+                setup(
+                    common.device,
+                    only_accelerator=common.only_accelerator,
+                    warn=context.warn,
+                    check=partial(check_before_devices, command, config, context.given),
+                )
         run = find_function(command.run) if isinstance(command.run, str) else command.run
         # Until now there was nothing to tidy up.
         with raise_stops():

@@ -137,8 +137,15 @@ class _Listener(StopRequest):
                     self._answer_first(number[0], name_of(number[0]))
             elif self._echoes:
                 self._echoes -= 1
-            elif time.monotonic() - self.passed_on > SAME_STOP:
+            elif not self._is_same_stop(number[0]):
                 self._leave(number[0])
+
+    def _is_same_stop(self, number: int) -> bool:
+        if time.monotonic() - self.passed_on < SAME_STOP:
+            return True
+        # A scheduler signals a launcher and each of its processes at times of its own, and may do so again before it
+        # kills them; Ctrl-C is a person's.
+        return _are_stops_shared and number != signal.SIGINT
 
     def _answer_first(self, number: int, name: str) -> None:
         if self.answer == "leave":
@@ -147,7 +154,8 @@ class _Listener(StopRequest):
                 _briefly(lambda: print(f'{{"error": "stopped by {name}"}}', flush=True))
             self._leave(number)
         elif self.answer == "note":
-            text = f"{name}: finishing the running piece, then saving. Once more leaves at once."
+            again = "Ctrl-C" if _are_stops_shared and number != signal.SIGINT else "Once more"
+            text = f"{name}: finishing the running piece, then saving. {again} leaves at once."
             _briefly(lambda: self.say(text))
         else:
 
@@ -194,6 +202,22 @@ def print_to_stderr(text: str) -> None:
 
 
 _listener: _Listener | None = None
+_are_stops_shared = False
+"""Whether this process is one of several that are told to stop together, or starts them."""
+_passed_on: set[int] = set()
+"""Signals of other processes that this one got where nobody listened."""
+
+
+@contextmanager
+def share_stops() -> Iterator[None]:
+    """While the block runs: who asks this process to stop asks others as well, so that a SIGTERM or SIGHUP after the
+    first is the same stop, and only Ctrl-C leaves at once."""
+    global _are_stops_shared
+    before, _are_stops_shared = _are_stops_shared, True
+    try:
+        yield
+    finally:
+        _are_stops_shared = before
 
 
 def listen(*, json: bool = False) -> None:
@@ -227,7 +251,11 @@ def listen(*, json: bool = False) -> None:
 def pass_on(number: int) -> None:
     """A signal that another process of the same command has got, as if it were this one's; not if it has one."""
     if _listener is None:
-        os.kill(os.getpid(), number)
+        if (
+            number not in _passed_on
+        ):  # or what ends the program by it would be broken off by it, again and again
+            _passed_on.add(number)
+            os.kill(os.getpid(), number)
     elif _listener.number is None:
         _listener.passed_on = time.monotonic()
         os.kill(os.getpid(), number)
@@ -291,8 +319,9 @@ def raise_stops() -> Iterator[None]:
 
 
 def leave_at_once() -> AbstractContextManager[object]:
-    """End the process at the first signal, if it is a command's own: nothing is open yet, and imports are fragile."""
-    return _answer_with("leave") if _listener is not None and _listener.stays else nullcontext()
+    """End the process at the first signal, if it is a command's own: nothing is open yet, and imports are fragile.
+    Any other program is stopped at the end of the block: jax logs what broke off its search for plugins and goes on."""
+    return _answer_with("leave") if _listener is not None and _listener.stays else hold_stops()
 
 
 def hold_stops() -> AbstractContextManager[object]:

@@ -119,6 +119,7 @@ class LaunchedProcess:
     status: int | None = None
     note: Note = field(default_factory=Note)
     progress_at: float = field(default_factory=time.monotonic)  # when its note last changed
+    was_killed: bool = False  # by us
     _note_time: int = 0
 
     @classmethod
@@ -201,6 +202,7 @@ class LaunchedProcess:
                 os.kill(self.child.pid, number)
 
     def kill_group(self) -> None:
+        self.was_killed = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child.pid, signal.SIGKILL)
 

@@ -20,7 +20,15 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hotloop.engine.interrupt import SIGNALS, Stopped, StopRequest, before_leaving, name_of, note_stops
+from hotloop.engine.interrupt import (
+    SIGNALS,
+    Stopped,
+    StopRequest,
+    before_leaving,
+    name_of,
+    note_stops,
+    share_stops,
+)
 from hotloop.engine.launched_process import ABORTED, LaunchedProcess, OrphanGuard
 from hotloop.engine.rendezvous import probe_port
 from hotloop.engine.run import has_begun
@@ -77,7 +85,12 @@ def run_processes(launch: Launch, say: Say) -> None:
     restarts, has_moved, added = 0, False, tuple[str, ...]()
     # Process 0 says that it heard a signal, where it is here.
     listening = note_stops(say if launch.first else lambda text: None)
-    with TemporaryDirectory(prefix="hotloop-launch-") as folder, OrphanGuard() as guard, listening as stop:
+    with (
+        TemporaryDirectory(prefix="hotloop-launch-") as folder,
+        OrphanGuard() as guard,
+        share_stops(),
+        listening as stop,
+    ):
         for start in count():
             with (
                 ProcessGroup(launch, added, Path(folder) / str(start), guard, say) as group,
@@ -233,6 +246,7 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
             if other.note.phase != "saving":
                 other.send(number)
         self._await_end()
+        self._raise_if_not_stopped()
         raise Stopped(
             f"process {process.number} was stopped by {name_of(number)}, the others with it", number
         )
@@ -241,11 +255,21 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
         for process in self.running:
             process.send(number)
         self._await_end()
-        for process in self.processes:
-            if process.status not in (0, *STOP_STATUSES):
-                self._show_last_lines(process)
-                self.say(f"{self.launch.describe(process.number)}: {process.describe_end()}")
+        self._raise_if_not_stopped()
         raise Stopped(f"stopped by {name_of(number)}; all {len(self.processes)} processes have ended", number)
+
+    def _raise_if_not_stopped(self) -> None:
+        """All were told to stop. Where one failed meanwhile, at the last checkpoint say, that is how all have ended.
+        One that was killed is named; if it is process 0, and not by us, nobody has saved."""
+        bad = [process for process in self.processes if process.status not in (0, *STOP_STATUSES)]
+        failed = [each for each in bad if (each.status or 0) > 0 and each.status not in ABORT_STATUSES]
+        if failed:
+            self._raise_failed(failed[0])
+        for process in bad:
+            if process.number == 0 and not process.was_killed and process.status not in ABORT_STATUSES:
+                self._raise_lost(process, process.describe_end())
+            self._show_last_lines(process)
+            self.say(f"{self.launch.describe(process.number)}: {process.describe_end()}")
 
     def _await_end(self) -> None:
         """Until all that were told to stop have ended. One that does nothing more is killed: what saves or compiles

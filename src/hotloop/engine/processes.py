@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +37,8 @@ Phase = Literal["starting", "loading", "compiling", "training", "saving", "done"
 NOTE_SECONDS = 0.3
 GATHERED = 2**26  # bytes of an array that are brought together on a device at a time
 _group: ProcessGroup | None = None
+_sharing = ExitStack()
+"""Of stops, while there is a group."""
 
 
 def start() -> None:
@@ -62,6 +64,7 @@ def start() -> None:
     sys.excepthook = _fail_for_all(sys.excepthook)
     threading.Thread(target=group.watch, name="hotloop-processes", daemon=True).start()
     interrupt.on_stop.append(request_stop)
+    _sharing.enter_context(interrupt.share_stops())
     if is_writer():
         process_log.keep_for_python()
     else:
@@ -434,6 +437,7 @@ def end(status: int = 0, text: str = "") -> None:
         group.leave(status)
     note("done")
     group.ended.set()
+    _sharing.close()
     _group = None
 
 
