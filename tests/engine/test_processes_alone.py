@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine import process_log, processes
 from hotloop.engine.device import REPLICA, device_mesh
+from hotloop.engine.progress import show
 
 
 def test_one_process_agrees_with_itself():
@@ -62,7 +63,11 @@ def test_notes_say_how_far_a_process_is_a_few_times_a_second(tmp_path, monkeypat
     assert json.loads(file.read_text()) == first
     monkeypatch.setattr(processes, "NOTE_SECONDS", 0.0)
     processes.note("training", 7)
-    assert json.loads(file.read_text())["update"] == 7 and [*tmp_path.iterdir()] == [file]
+    last = json.loads(file.read_text())
+    assert last["update"] == 7 and [*tmp_path.iterdir()] == [file]
+    with show("reading", 3) as bar:  # progress of any kind is heard by the launcher's watch
+        bar.advance()
+    assert json.loads(file.read_text())["time"] > last["time"]
 
 
 def test_without_a_launcher_there_are_no_notes(tmp_path, monkeypatch):

@@ -2,7 +2,10 @@
 with one line, and one of them writes the report."""
 
 import gzip
+import os
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,8 @@ import numpy as np
 import pytest
 
 import hotloop
-from started_processes import start
+from process_groups import find_processes, wait_until_gone
+from started_processes import LIMIT, environment, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signals_heard")]
 PROGRAM = Path(hotloop.__file__).with_name("__main__.py")
@@ -68,3 +72,27 @@ def test_one_process_writes_the_reports_of_training_and_test(tmp_path: Path) -> 
         assert (here / "report" / part / "summary.json").exists()
         assert len([*(here / "report" / part).rglob("*.xplane.pb")]) == 1
     assert [*there.iterdir()] == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+def test_a_reader_that_has_gone_ends_all(tmp_path: Path) -> None:
+    """As `| head -0` does it."""
+    reader, writer = os.pipe()
+    words = ["launch", "--num-instances", "2", "--", "devices"]
+    launcher = subprocess.Popen(
+        [sys.executable, PROGRAM, *words],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(1),
+    )
+    os.close(writer)
+    os.close(reader)
+    try:
+        groups = find_processes(launcher.pid, 2)
+        errors = launcher.communicate(timeout=LIMIT)[1]
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 141, errors
+    assert "Traceback" not in errors
+    assert wait_until_gone(groups) == [[], []]
