@@ -76,11 +76,12 @@ def test_one_process_writes_the_reports_of_training_and_test(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 def test_a_reader_that_has_gone_ends_all(tmp_path: Path) -> None:
-    """As `| head -0` does it."""
+    """As `| head -0` does it: what process 0 says before the run has begun ends it, while the other waits for it."""
     reader, writer = os.pipe()
-    words = ["launch", "--num-instances", "2", "--", "devices"]
+    command = ["cnn", "train", "--model-name", "toy_model", "--synthetic-data", "host"]
+    words = ["launch", "--num-instances", "2", "--", *command, "--results-dir"]
     launcher = subprocess.Popen(
-        [sys.executable, PROGRAM, *words],
+        [sys.executable, PROGRAM, *words, tmp_path],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
@@ -94,5 +95,5 @@ def test_a_reader_that_has_gone_ends_all(tmp_path: Path) -> None:
     finally:
         launcher.kill()
     assert launcher.returncode == 141, errors
-    assert "Traceback" not in errors
+    assert "Traceback" not in errors and [*tmp_path.iterdir()] == []
     assert wait_until_gone(groups) == [[], []]
