@@ -263,7 +263,9 @@ def test_several_processes_read_shares_of_each_batch_and_add_up_their_speeds(bui
     shares = []
     for index in (0, 1):
         monkeypatch.setattr(processes, "index", lambda index=index: index)
-        monkeypatch.setattr(processes, "gathered", lambda value: [value, 1000.0])
+        monkeypatch.setattr(
+            processes, "gathered", lambda value: [value, 1000.0 if isinstance(value, float) else value]
+        )
         listener = Listener()
         result = run_benchmark(config, listener)
         shares += read
