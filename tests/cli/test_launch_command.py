@@ -40,6 +40,14 @@ def status_of(*words):
         ("--num-instances 2 -- cnn train --num-replicas 3", "--num-replicas 3: 2 instances do not divide them"),
         ("--num-instances 2 --num-replicas 1 -- cnn train", "--num-instances 2: more than replicas (1) x devices"),
         ("--num-instances 2 -- cnn train --num-replicas 1", "--num-instances 2: more than replicas (1) x devices"),
+        (
+            "--num-instances 2 --num-replicas 1 -- cnn validate --random-weights",
+            "--num-instances 2: more than replicas (1) x devices",
+        ),
+        (
+            "--num-instances 3 --num-replicas 4 -- cnn validate --random-weights",
+            "--num-replicas 4: 3 instances do not divide them",
+        ),
         ("--num-instances 3 -- vcd train", "--replicas 3: 100 images an update cannot be shared evenly"),
         (
             "--num-instances 2 --num-replicas 4 -- cnn train --dbn-replica-group-size 3",

@@ -64,6 +64,21 @@ def test_a_signal_becomes_a_request_and_is_answered_in_words(number: int) -> Non
     assert not [thread for thread in threading.enumerate() if thread.name == "hotloop-signals"]
 
 
+@pytest.mark.parametrize("answer", ["note", "raise"])
+def test_one_of_several_is_told_that_ctrl_c_alone_leaves_at_once(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "PATIENCE", 0.1)
+    said: list[str] = []
+    listener = interrupt._Listener(answer, said.append)
+    with interrupt.share_stops():
+        listener._answer_first(signal.SIGTERM, "SIGTERM")
+        wait_until(lambda: said)
+    listener._answer_first(signal.SIGTERM, "SIGTERM")
+    wait_until(lambda: len(said) == 2)
+    assert ["Ctrl-C leaves at once" in text for text in said] == [True, False]
+
+
 def test_after_the_context_ctrl_c_is_pythons_own_again() -> None:
     with note_stops():
         pass

@@ -177,13 +177,14 @@ def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) 
         return launched
     own = launched.own_replicas
     is_own = not {name, "ipus"}.isdisjoint(launched.given.keys() | launched.resolved.configured)
-    if launched.path not in TRAININGS:
-        replicas = wanted or own  # None: those of the run that it reads
-        if replicas == own and own is not None and name not in launched.given:
-            # A run's weights are the same on any number: where its own do not fit, each process has one.
-            replicas = own if can_share(instances, own, launched.devices_per_replica) else instances
-    else:
+    is_training = launched.path in TRAININGS
+    replicas = wanted or own  # None: those of the run that it reads
+    if is_training:
         replicas = wanted or (own if own and is_own else instances)
+    elif wanted is None and own is not None and name not in launched.given:
+        # A run's weights are the same on any number: where its own do not fit, each process has one.
+        replicas = own if can_share(instances, own, launched.devices_per_replica) else instances
+    if replicas is not None and (is_training or wanted is not None):
         check_instances(instances, replicas, check_devices_per_replica(launched, config.ipus_per_replica))
     if wanted is not None and is_own and own != wanted:
         context.warn(f"--num-replicas {wanted} replaces {own or 'that'} of {launched.path}")

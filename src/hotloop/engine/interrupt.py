@@ -148,20 +148,20 @@ class _Listener(StopRequest):
         return _are_stops_shared and number != signal.SIGINT
 
     def _answer_first(self, number: int, name: str) -> None:
+        again = "Ctrl-C" if _are_stops_shared and number != signal.SIGINT else "Once more"
         if self.answer == "leave":
             _briefly(lambda: print_to_stderr(f"hotloop: error: stopped by {name}"))
             if self.owes_json:
                 _briefly(lambda: print(f'{{"error": "stopped by {name}"}}', flush=True))
             self._leave(number)
         elif self.answer == "note":
-            again = "Ctrl-C" if _are_stops_shared and number != signal.SIGINT else "Once more"
             text = f"{name}: finishing the running piece, then saving. {again} leaves at once."
             _briefly(lambda: self.say(text))
         else:
 
             def explain_waiting() -> None:
                 if not self.raised:
-                    self.say(f"{name}: stopping after what runs now. Once more leaves at once.")
+                    self.say(f"{name}: stopping after what runs now. {again} leaves at once.")
 
             waiting = threading.Timer(PATIENCE, explain_waiting)
             waiting.daemon = True
@@ -251,9 +251,8 @@ def listen(*, json: bool = False) -> None:
 def pass_on(number: int) -> None:
     """A signal that another process of the same command has got, as if it were this one's; not if it has one."""
     if _listener is None:
-        if (
-            number not in _passed_on
-        ):  # or what ends the program by it would be broken off by it, again and again
+        # Once: what ends the program by it would be broken off by it, again and again.
+        if number not in _passed_on:
             _passed_on.add(number)
             os.kill(os.getpid(), number)
     elif _listener.number is None:
