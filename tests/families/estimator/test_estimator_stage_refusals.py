@@ -58,6 +58,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "its step for one stage depends on the gradients or weights of others": {
         "optimizer": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
     },
+    "optimizer does not take the weights of one stage alone (one": {
+        "optimizer": optax.masked(optax.sgd(0.1), dict.fromkeys(("one", "two", "skip", "three"), True)),
+    },
+    "optimizer: it draws random numbers": {"optimizer": optax.add_noise(0.1, 0.5, key=0)},
 }  # fmt: skip
 
 
@@ -150,14 +154,23 @@ def test_a_norm_over_all_gradients_is_right_where_the_stages_share_a_device(tmp_
         assert abs(merged.weights(lambda: X)[name] - leaf).max() < 2e-6
 
 
-def test_what_a_value_depends_on_is_found_through_calls_and_loops() -> None:
+def test_what_a_value_depends_on_is_found_through_calls_branches_and_loops() -> None:
     def scanned(total: Any, x: Any) -> Any:
         return jax.lax.scan(lambda held, row: ((held[1], held[0] + row), None), (total, total), x)[0]
 
+    def branch(a: Any, b: Any, c: Any) -> Any:
+        return jax.lax.cond(a > 0, lambda x, y: (x, y), lambda x, y: (2 * x, y + 1), b, c)
+
     def function(a: Any, b: Any, c: Any) -> Any:
         inner = jax.jit(lambda x, y: (x + 1, y * 2))
-        return *inner(a, b), jax.nn.relu(c), jax.checkpoint(lambda x, y: x)(b, c), scanned(a, c)[0]
+        return (
+            *inner(a, b),
+            jax.nn.relu(c),
+            jax.checkpoint(lambda x, y: x)(b, c),
+            scanned(a, c)[0],
+            branch(a, b, c),
+        )
 
     ones = jnp.ones(3)
     sources, form = find_sources(function, jnp.float32(1), jnp.float32(1), ones)
-    assert sources == [{0}, {1}, {2}, {1}, {0, 2}] and form[2].shape == (3,)
+    assert sources == [{0}, {1}, {2}, {1}, {0, 2}, {0, 1}, {0, 2}] and form[2].shape == (3,)

@@ -2,6 +2,7 @@
 number is that of the undivided model, up to rounding."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,10 +36,15 @@ def check_training(
             "ModelSpec: a stage computes with the state that it changes, and stages take several parts of a batch at "
             "once; take gradient_accumulation_count=1, or map the stages to one device"
         )
-    slots = [
-        jax.eval_shape(lambda part: start_state(policy, optimizer, part), tree)
-        for tree in (weights, *split_tree(stages, weights))
-    ]
+    slots = [jax.eval_shape(partial(start_state, policy, optimizer), weights)]
+    for part in split_tree(stages, weights):
+        try:
+            slots.append(jax.eval_shape(partial(start_state, policy, optimizer), part))
+        except Exception as error:  # whatever a user's optimiser throws
+            raise HotloopError(
+                f"ModelSpec: optimizer does not take the weights of one stage alone ({', '.join(part)}): where it has "
+                "a mask or labels for all of them, give it a function of the weights that makes these"
+            ) from error
     params, state = (
         Layout(tuple(map(TreeForm.of, divided)), TreeForm.of(whole))
         for whole, divided in ((weights, split_tree(stages, weights)), (slots[0], slots[1:]))
