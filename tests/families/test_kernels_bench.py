@@ -235,7 +235,12 @@ def test_operations_and_bytes_a_second_are_those_of_all_replicas():
     found = timing.figures([[2.0]], replace(work(1e9, 1e6), replicas=3), KNOWN)
     assert found["tflops"] == pytest.approx(3 * 10 * 1e9 / 2.0 / 1e12)
     assert found["gbps"] == pytest.approx(3 * 10 * 1e6 / 2.0 / 1e9)
-    assert found["limits"]["attainable_tflops"] == pytest.approx(3 * 0.1)
+    limits = found["limits"]
+    assert (limits["attainable_tflops"], limits["peak_tflops"]) == (
+        pytest.approx(3 * 0.1),
+        pytest.approx(3 * 0.1),
+    )
+    assert limits["copy_gbps"] == pytest.approx(3 * KNOWN.copy_gbps)
     assert found["roofline"] == pytest.approx(0.01 / 0.2)
 
 

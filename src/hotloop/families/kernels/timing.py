@@ -100,7 +100,8 @@ def figures(repeats: Sequence[Sequence[float]], work: TimedWork, ceilings: Ceili
 
 
 def roofline(work: TimedWork, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
-    """`roofline`: the least time that the device's limits allow an iteration over the time it took; and `limits`."""
+    """`roofline`: the least time that the device's limits allow an iteration over the time it took; and `limits`,
+    whose speeds are of all replicas' devices, as those of the run are."""
     # A device that rounds float32 factors has a second figure for exact ones, which is what the kernels use.
     exact = f"{work.dtype}_highest"
     dtype = exact if exact in ceilings.matmul_tflops else work.dtype
@@ -119,8 +120,8 @@ def roofline(work: TimedWork, seconds: float, ceilings: Ceilings) -> dict[str, A
         "ideal_microseconds": ideal * 1e6,
         "bound": bound,
         "note": note,
-        "peak_tflops": peak / 1e12,
-        "copy_gbps": ceilings.copy_gbps,
+        "peak_tflops": peak / 1e12 * work.replicas,
+        "copy_gbps": ceilings.copy_gbps * work.replicas,
     }
     return {"roofline": ideal / seconds, "limits": limits}
 
