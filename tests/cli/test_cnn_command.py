@@ -379,8 +379,9 @@ def test_the_best_and_the_last_checkpoint_of_a_finished_run_stay_and_can_be_used
     before = content(tmp_path)
     status, result, said = called("validate", tmp_path / "run")
     assert status == 0 and result["validation"] == whole[0]["validation"][1:]
-    # Finished: it says so and does nothing, and how devices are found changes no weight.
-    status, result, said = called("train", *toy, *words, "--resume", "--strict-devices", "True")
+    # Finished: it says so and does nothing, and neither how devices are found nor stages change a weight.
+    staged = "--strict-devices", "True", "--pipeline-splits", "pool_1"
+    status, result, said = called("train", *toy, *words, "--resume", *staged)
     assert status == 0 and result == {"run": str(tmp_path / "run"), "finished": True}
     assert f"run is finished, its checkpoints are in {kept}: there is nothing to go on with" in said
     assert f"`hotloop cnn validate {tmp_path / 'run'}`" in said and content(tmp_path) == before

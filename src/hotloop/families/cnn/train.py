@@ -57,9 +57,10 @@ MAY_DIFFER = (
     "results_dir", "run_name", "resume", "report", "plan", "expect", "wandb", "wandb_run_name", "wandb_tags",
     "validation", "validation_micro_batch_size", "validation_num_replicas", "clean_dir", "top_k", "sweep",
     "target_accuracy", "dataset_path", "pipeline_num_parallel", "mlperf_logging", "checkpoint_input_dir",
-    "random_weights", "strict_devices", "pipeline_validation_model",
+    "random_weights", "strict_devices", "pipeline_validation_model", "pipeline_splits", "pipeline_schedule",
+    "device_mapping", "recomputation",
 )  # fmt: skip
-"""Options that change nothing about the weights, so that a resumed run may have others."""
+"""Options that change nothing about the weights but their rounding, so that a resumed run may have others."""
 STARTS = "training"  # the record that a process's clock starts
 TOOK = "time_to_train"  # the record that the run is trained and validated, and how long that took
 TARGET_WIDTH = 0.02  # how fast the sweep's figure falls below the target
