@@ -2,8 +2,9 @@
 
 All of them run the same code in the same order. Process 0 writes: records, checkpoints, the console; what goes by the
 clock, by chance or by a signal is its word, which the others ask for (`agreed`). Nothing here is a collective but
-`fetch` and the greeting: a process that compiles for minutes keeps the others waiting, and loses none. With one process
-every function returns at once, and nothing is imported for it.
+the greeting, `fetch`, `place` of what is spread already, and the call of a `JitTogether`, and those wait for who still
+compiles: a process that takes minutes keeps the others waiting, and loses none. With one process every function returns
+at once, and nothing is imported for it.
 
 `HOTLOOP_PROCESSES`, `HOTLOOP_PROCESS`, `HOTLOOP_COORDINATOR` (host:port), `HOTLOOP_HEARTBEAT` (s) say who is there, as
 `hotloop launch` sets them; else Slurm, Open MPI or Kubernetes do. Under `HOTLOOP_NOTES` process i keeps `<i>.json`.
