@@ -82,6 +82,8 @@ def test_variables_go_before_the_new_command_too():
         ("/opt/bin/mpirun --np=2 dataset_benchmark.py", "launch --num-instances 2 -- cnn data-benchmark", ""),
         ("mpirun --num-instances 2 python3 train.py", "cnn train", "--num-instances"),
         ("poprun --num 2 python3 train.py", "cnn train", "--num"),
+        ("poprun --num-instances 2 --strict-devices --stall 9 python3 train.py",
+         "launch --num-instances 2 --strict-devices --stall 9 -- cnn train", ""),
         ("poprun -np 2 python3 train.py", "cnn train", "-np"),
         ("poprun --num-instances 2 python3 train.py --training False --checkpoint-input-dir d",
          "launch --num-instances 2 -- cnn validate --checkpoint-input-dir d", ""),

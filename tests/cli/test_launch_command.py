@@ -60,7 +60,11 @@ def status_of(*words):
         ("--num-instances 0 -- cnn train", "--num-instances 0: must be at least 1"),
         ("--num-replicas 0 -- cnn train", "--num-replicas 0: must be at least 1"),
         ("--max-restarts -1 -- cnn train", "--max-restarts -1: must be at least 0"),
-        ("--heartbeat 0 -- cnn train", "--heartbeat 0: must be at least 1"),
+        ("--heartbeat 0 -- cnn train", "--heartbeat 0: must be between 1 and 999999"),
+        ("--heartbeat inf -- cnn train", "--heartbeat inf: must be between 1 and 999999"),
+        ("--heartbeat nan -- devices", "--heartbeat nan: must be between 1 and 999999"),
+        ("--ipus-per-replica 2 -- devices", "--ipus-per-replica 2: the stages of devices take 1 device a replica"),
+        ("--ipus-per-replica 2 -- vcd train", "--ipus-per-replica 2: the stages of vcd train take 1 device a replica"),
         ("--stall 0 -- cnn train", "--stall 0: must be greater than 0"),
         ("--ipus-per-replica 2 -- cnn train", "--ipus-per-replica 2: the stages of cnn train take 1 device a replica"),
         ("--hosts a.invalid,localhost -- cnn train", "--hosts a.invalid: no machine has this name"),
@@ -236,7 +240,9 @@ def test_each_host_gets_its_share_of_the_processes(launches, capsys):
         "--hosts",
         "localhost,127.0.0.2",
         "--max-restarts",
-        "2",
+        "1234567",
+        "--stall",
+        "1234567.5",
     )
     assert status_of(*words, "--json", "--", *TRAIN) == 0
     commands = json.loads(capsys.readouterr().out)["commands"]
@@ -251,7 +257,8 @@ def test_each_host_gets_its_share_of_the_processes(launches, capsys):
     assert (first.first, second.first, first.total, second.total) == (0, 2, 4, 4)
     assert first.words == second.words
     assert first.words[4:6] == ("--num-replicas", "8")
-    assert first.max_restarts == second.max_restarts == 2
+    assert first.max_restarts == second.max_restarts == 1234567
+    assert first.stall == second.stall == 1234567.5
 
 
 def test_one_host_that_is_this_machine_starts_here(launches):

@@ -235,16 +235,22 @@ def test_a_sigterm_that_comes_again_is_the_same_stop_and_ctrl_c_ends_all_at_once
     assert wait_until_gone(groups) == [[], []]
 
 
-def test_nothing_is_left_of_a_launcher_that_was_killed():
+def test_nothing_is_left_of_a_launcher_that_was_killed(tmp_path):
     with started(
-        "all=deaf,worker,note:training,sleep:60 0=deaf,worker,wait_for:1:training,say:ready,sleep:60"
+        "all=deaf,worker,note:training,sleep:60 0=deaf,worker,wait_for:1:training,say:ready,sleep:60",
+        env={"TMPDIR": str(tmp_path)},
     ) as process:
         assert process.stdout is not None and process.stdout.readline().startswith("worker ")
         groups = read_ready(process)
         assert min(len(living_members(group)) for group in groups) == 2
+        assert list(tmp_path.glob("hotloop-launch-*"))
         process.kill()
         process.wait()
         assert wait_until_gone(groups) == [[], []]
+        limit = time.monotonic() + LONGEST
+        while list(tmp_path.iterdir()) and time.monotonic() < limit:
+            time.sleep(0.02)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("acts", "status", "said"), [

@@ -115,6 +115,7 @@ SCRIPTS: Mapping[str, Script] = {
 RUNNER = Script(("bench", "run"), dropped=frozenset({"--examples-location"}))  # was a module
 SERVING = ("send_request.py", "export_for_serving.py")
 POPRUN = ("--num-instances", "--num-replicas", "--ipus-per-replica")  # which launch has by the same names
+LAUNCH_ALONE = ("--strict-devices", "--max-restarts", "--heartbeat", "--stall")  # which no wrapper ever had
 COPIES = ("-np", "-n", "-N", "--np")
 WRAPPERS = ("poprun", "mpirun", "mpiexec")
 
@@ -206,6 +207,8 @@ def translate_wrapper(wrapper: str, own: Sequence[str], alone: str) -> tuple[lis
             found = ["--num-instances"] if group.name in COPIES else []
         if len(found) == 1 and group.values and not alone:
             launch += [found[0], group.values[0]]
+        elif group.name in LAUNCH_ALONE and not alone:
+            launch += group.words
         else:
             dropped.append(group.name or " ".join(group.words))
     notices = []

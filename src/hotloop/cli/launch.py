@@ -21,7 +21,7 @@ from hotloop.cli.command import Command, Context, Result, print_json
 from hotloop.cli.parser import Resolved, resolve, scan
 from hotloop.engine.device_shares import can_share, check_instances, find_devices
 from hotloop.errors import DeviceError, HotloopError, OptionError
-from hotloop.options import argument, at_least, option, positive, values_of
+from hotloop.options import argument, at_least, between, option, positive, values_of
 
 EPILOG = """Examples:
   hotloop launch --num-instances 4 --num-replicas 8 -- cnn train --config cifar_resnet20
@@ -34,9 +34,12 @@ Kubernetes start the same commands."""
 TRAININGS = ("cnn train", "vcd train", "recommender train", "estimator")
 OTHERS = ("cnn validate", "cnn data-benchmark", "vcd evaluate", "recommender evaluate", "devices")
 """What may run in several processes beside trainings."""
+KNOW_STAGES_LATER = ("cnn validate",)
+"""What reads a run for its stages, and compares them with the launch's then."""
 REPLICAS = ("num_replicas", "replicas")
 STOPS_EARLY = ("plan", "print_config")
 FIRST_PORT, PORTS = 20000, 10000  # below the ports that systems give out by themselves
+LONGEST_HEARTBEAT = 999_999  # seconds; jax has whole ones
 ADDRESS = re.compile(r"(.+):(\d{1,5})")
 _host = partial(option, group="On one of several machines (--hosts prints them)")
 
@@ -64,7 +67,9 @@ class LaunchConfig:
         check=at_least(0),
     )
     heartbeat: float = option(
-        30.0, "Seconds without a sign after which a process counts as lost.", check=at_least(1)
+        30.0,
+        "Seconds without a sign after which a process counts as lost.",
+        check=between(1, LONGEST_HEARTBEAT),
     )
     stall: float = option(
         600.0,
@@ -156,21 +161,22 @@ def _resolve_replicas(
     return resolved, None if name is None else getattr(chosen, "asked_replicas", values_of(chosen)[name])
 
 
-def check_devices_per_replica(launched: Launched, wanted: int | None) -> int:
-    """Devices a replica; OptionError where the launch says another number than the command's stages take."""
+def check_devices_per_replica(launched: Launched, wanted: int | None) -> None:
+    """OptionError where the launch says another number of devices a replica than the command's stages take."""
     taken = launched.devices_per_replica
     if wanted not in (None, taken):
         stages = f"{taken} device{'s' * (taken > 1)}"
         raise OptionError(
             f"--ipus-per-replica {wanted}: the stages of {launched.path} take {stages} a replica"
         )
-    return taken
 
 
 def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) -> Launched:
     """The command with as many replicas as the launch says; OptionError where instances and they do not go together."""
     name, wanted = launched.replica_option, config.num_replicas
     instances = config.total_instances or config.num_instances
+    if launched.path not in KNOW_STAGES_LATER:
+        check_devices_per_replica(launched, config.ipus_per_replica)
     if name is None:
         if wanted is not None:
             raise OptionError(f"--num-replicas {wanted}: {launched.path} has no replicas")
@@ -185,7 +191,7 @@ def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) 
         # A run's weights are the same on any number: where its own do not fit, each process has one.
         replicas = own if can_share(instances, own, launched.devices_per_replica) else instances
     if replicas is not None and (is_training or wanted is not None):
-        check_instances(instances, replicas, check_devices_per_replica(launched, config.ipus_per_replica))
+        check_instances(instances, replicas, launched.devices_per_replica)
     if wanted is not None and is_own and own != wanted:
         context.warn(f"--num-replicas {wanted} replaces {own or 'that'} of {launched.path}")
     launched = replace(launched, replicas=replicas)
@@ -352,8 +358,7 @@ def print_host_commands(launched: Launched, config: LaunchConfig, context: Conte
         words += ["--coordinator", coordinator]
         for name in kept:
             if name in context.given:
-                value = getattr(config, name)
-                words += [f"--{name.replace('_', '-')}", f"{value:g}"]
+                words += [f"--{name.replace('_', '-')}", str(getattr(config, name)).removesuffix(".0")]
         words += ["--strict-devices"] * config.strict_devices
         commands[host] = shlex.join([*words, "--", *launched.words])
         context.say(f"{host}: {commands[host]}")

@@ -27,10 +27,10 @@ CHATTER = "[Gloo] Rank "  # a line about each connection, which says nothing of 
 
 
 class OrphanGuard(AbstractContextManager["OrphanGuard"]):
-    """Kills what is left of the groups it knows once this process is gone, be it by SIGKILL."""
+    """Kills what is left of the groups it knows once this process is gone, be it by SIGKILL, and removes `folders`."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", str(Path(orphan_guard.__file__))]
+    def __init__(self, *folders: str) -> None:
+        command = [sys.executable, "-I", "-S", str(Path(orphan_guard.__file__)), *folders]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True

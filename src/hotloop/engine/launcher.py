@@ -87,7 +87,7 @@ def run_processes(launch: Launch, say: Say) -> None:
     listening = note_stops(say if launch.first else lambda text: None)
     with (
         TemporaryDirectory(prefix="hotloop-launch-") as folder,
-        OrphanGuard() as guard,
+        OrphanGuard(folder) as guard,
         share_stops(),
         listening as stop,
     ):

@@ -1,10 +1,12 @@
 """A small program beside a launcher: when the launcher is gone, however it went, it ends what the launcher had started.
 
 The launcher writes `+GROUP` for each process group that it starts and `-GROUP` for each that has ended; the end of that
-input is the end of the launcher. It runs by its path alone and imports nothing of ours.
+input is the end of the launcher. Folders that are its arguments are the launcher's own, and go with it. It runs by its
+path alone and imports nothing of ours.
 """
 
 import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -19,6 +21,8 @@ def main() -> None:
     for group in groups:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    for folder in sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
