@@ -53,6 +53,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "optimizer": None, "optimizer_function": lambda outputs, labels: (optax.sgd(0.1), outputs.mean()),
     },
     "eval_metrics_fn must be a function, not int": {"eval_metrics_fn": 1},
+    "stages[2] failed on": {"stages": [first, second, lambda w, y: y @ w["four"]]},
+    "stages[1] failed on": {"stages": [first, lambda w, y: (y, "text"), third], "device_mapping": [0, 0, 1]},
     "stages on two devices use 'one'": {"stages": [first, second, tied]},
     "the last stage gives float32[] for 24 samples": {"stages": [first, second, lambda w, y: third(w, y).sum()]},
     "its step for one stage depends on the gradients or weights of others": {

@@ -189,11 +189,12 @@ def divide(
                 f"ModelSpec: with stages, init must give the {what} as a dict by name, whose entries belong to "
                 f"stages, not a {type(tree).__name__}"
             )
-    functions = [chain([applies[number] for number in group]) for group in group_stages(spec)]
     samples = jax.tree.leaves(batch["features"])[0].shape[0]
     keys = (
         jax.eval_shape(lambda: jax.random.split(jax.random.key(0), samples)) if mode is Mode.TRAIN else None
     )
+    _check_each(applies, weights, state, batch["features"], keys)
+    functions = [chain([applies[number] for number in group]) for group in group_stages(spec)]
     values, owners, reads = batch["features"], dict[str, int](), False
     for number, function in enumerate(functions):
         used, values, read = _trace_stage(function, weights, state, values, keys)
@@ -214,6 +215,17 @@ def divide(
             )
     stages = Stages(tuple(functions), tuple(names), spec.pipeline_schedule or SCHEDULES[0], reads)
     return resolve_functions(spec, mode, values, batch.get("labels")), stages
+
+
+def _check_each(applies: Sequence[Stage], weights: Any, state: Any, values: Any, keys: Any) -> None:
+    """HotloopError that names the stage which does not take what the one before gives, or fails otherwise."""
+    for number, apply in enumerate(applies):
+
+        def run(weights: Any, state: Any, values: Any, keys: Any, apply: Stage = apply) -> Any:
+            out, changed = apply(weights, state, values, keys is not None, keys)
+            return out, {**state, **changed}
+
+        values, state = trace(f"stages[{number}]", run, weights, state, values, keys)
 
 
 def _trace_stage(
