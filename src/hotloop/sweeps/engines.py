@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
+from hotloop.engine.device_shares import VIRTUAL
 from hotloop.engine.interrupt import before_leaving, raise_stops
 from hotloop.engine.launched_process import OrphanGuard
 from hotloop.sweeps.children import ChildProcesses
@@ -39,6 +40,13 @@ class DevicesFound:
     platform: str
     count: int
     warnings: tuple[str, ...] = ()
+
+    def of_a_trial(self, environment: Mapping[str, str]) -> int | None:
+        """How many of them a trial has: one, or what XLA_FLAGS makes of a CPU; None for a TPU, which is not counted."""
+        if self.platform == "tpu":
+            return None
+        virtual = VIRTUAL.search(environment.get("XLA_FLAGS", "")) if self.platform == "cpu" else None
+        return int(virtual[1]) if virtual else 1
 
 
 def find_devices(device: str, only_accelerator: bool) -> DevicesFound:

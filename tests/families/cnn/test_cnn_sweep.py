@@ -203,6 +203,8 @@ REFUSED = {
     "--over seed=1,2 --ray-address auto": "only with --engine ray",
     "--over optimizer=lars": "trial 1 (optimizer lars): --optimizer-params: ",
     "--over lr-schedule-params.initial_rate=1": "trial 1 (lr_schedule_params.initial_rate 1): --lr-schedule-params: ",
+    "--over seed=1,2 --num-replicas 512 --device cpu": "--num-replicas 512: a trial has ",
+    "--over num-replicas=1,512 --device cpu": "--num-replicas 512: a trial has ",
     "": "say what to try: one of LARS_random",
     "LARS_rand": "did you mean LARS_random?",
     "LARS_random --lr-schedule-params {power:3}": "is made of what LARS_random tries",

@@ -5,6 +5,7 @@ records of its run. A trial that fails is a row like any other.
 """
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,10 @@ from hotloop import rehearsal
 from hotloop.engine.interrupt import Stopped
 from hotloop.engine.progress import Console
 from hotloop.engine.run import check_makeable, current_records, read_events, write_json
-from hotloop.errors import RunError
+from hotloop.errors import DeviceError, RunError
 from hotloop.families.cnn.sweep_options import OBJECTIVES, SweepConfig
 from hotloop.families.cnn.sweep_plan import Context, SweepPlan, describe_values, format_cell, trial_name
-from hotloop.sweeps.engines import Engine
+from hotloop.sweeps.engines import Engine, LocalEngine
 from hotloop.sweeps.journal import Journal, check_journal, open_journal
 from hotloop.sweeps.places import open_engine
 from hotloop.sweeps.trial import Figures, Trial, TrialOutcome, watch_trials
@@ -65,6 +66,8 @@ def run(config: SweepConfig, plan: SweepPlan, context: Context) -> dict[str, Any
     check_journal(plan.folder, plan.about, resume=config.resume)
     rehearsal.begin_work(f"making {plan.folder}")
     engine = open_engine(config, context)  # what it cannot run on is said before a folder is made
+    if isinstance(engine, LocalEngine):
+        check_replicas(config, plan, engine.devices.of_a_trial(os.environ))
     began = time.monotonic()
     with open_journal(plan.folder, plan.about, resume=config.resume) as journal:
         check_rows(plan, journal)
@@ -95,6 +98,20 @@ def run(config: SweepConfig, plan: SweepPlan, context: Context) -> dict[str, Any
         first = min(rows, key=lambda row: int(row["trial"]))
         raise RunError(f"every trial failed, the first with {first['reason']} ({plan.folder})")
     return result
+
+
+def check_replicas(config: SweepConfig, plan: SweepPlan, devices: int | None) -> None:
+    """DeviceError where a trial is told of more replicas than it has devices, which its training would refuse."""
+    told = plan.words.keys() | plan.space.keys()
+    if devices is None or plan.named is not None or "num_replicas" not in told or "strict_devices" in told:
+        return
+    numbers = range(1, plan.count + 1)
+    most = max(int(plan.choose(number).get("num_replicas", config.num_replicas)) for number in numbers)
+    if most > devices:
+        raise DeviceError(
+            f"--num-replicas {most}: a trial has {devices} device{'s' * (devices != 1)}; leave it out, or with "
+            "--strict-devices False it accumulates in their place"
+        )
 
 
 def check_rows(plan: SweepPlan, journal: Journal) -> None:
