@@ -203,6 +203,8 @@ def test_the_plan_says_what_would_run(images, capsys):
     said = capsys.readouterr().out
     assert "1,260,106 parameters" in said and "two stages, the first of 7 layers, Grouped" in said
     assert "micro batch 4 x replicas 2 x accumulation 2 = global batch 16" in said
+    assert main(["estimator", "--generated-data", "--pipeline-schedule", "Sequential", "--plan"]) == 0
+    assert "--pipeline-schedule: there is no --model-shard-position, so it changes" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -190,6 +190,11 @@ class CifarConfig(Options):
         return 1 if self.model_shard_position is None else 2
 
     @property
+    def has_idle_schedule(self) -> bool:
+        """Whether a schedule is asked for that is nobody's, as there are no stages."""
+        return self.stages == 1 and self.pipeline_schedule != "Grouped"
+
+    @property
     def devices_per_replica(self) -> int:
         return self.stages
 

@@ -47,6 +47,7 @@ TARGET = 0.75  # accuracy whose time is reported
 OPTIONS_OF_A_TEST = ("recipe", "learning_rate", "precision", "seed", "generated_data", "dataset_path")
 # Options that say how the network is divided, which its checkpoints do not depend on.
 STAGE_OPTIONS = ("model_shard_position", "pipeline_schedule")
+IDLE_SCHEDULE = "--pipeline-schedule: there is no --model-shard-position, so it changes nothing"
 DEMO_TRAIN, DEMO_TEST = 2_000, 500
 DEMO_UPDATES, DEMO_POINTS = 120, 24
 
@@ -59,6 +60,8 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
         config = recall_options(config, folder, given, console.say)
     else:
         check_makeable(folder)
+    if not config.test_only and config.has_idle_schedule:
+        console.warn(IDLE_SCHEDULE)
     config = place_replicas(config, console.say)
     if config.generated_data:
         data = generate_images(config.seed)
@@ -190,6 +193,8 @@ def plan_run(config: CifarConfig) -> tuple[str, Plan]:
     )
     if config.stages > 1:
         line += f"; two stages, the first of {config.model_shard_position} layers, {config.pipeline_schedule}"
+    if config.has_idle_schedule:
+        line += f"; {IDLE_SCHEDULE}"
     evaluates = config.evaluate_every is not None
     return line, make_plan(chosen, config.batch_size, images, None, config.total_updates(images), evaluates)
 
