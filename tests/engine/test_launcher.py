@@ -121,6 +121,14 @@ def test_one_that_is_stopped_is_lost_after_the_heartbeat_or_when_jax_aborts_its_
     assert_none_left(groups, 2)
 
 
+@pytest.mark.slow
+def test_of_those_without_progress_the_one_that_was_stopped_is_named(groups):
+    acts = "0=note:training:4,sleep:60 1=note:training:5,kill:19"
+    with pytest.raises(LostProcess, match=r"process 1 of 2 .*\(SIGSTOP\), with no progress for 1.5 s"):
+        run(acts, stall=1.5)
+    assert_none_left(groups, 2)
+
+
 def test_one_that_makes_no_progress_is_lost_the_slowest_of_them(groups):
     acts = "0=note:training:5,sleep:60 1=note:training:4,sleep:60"
     with pytest.raises(LostProcess, match=r"process 1 of 2 .* update 4: it made no progress for 1.2 s"):

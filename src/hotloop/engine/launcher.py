@@ -256,7 +256,9 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
             process.send(number)
         self._await_end()
         self._raise_if_not_stopped()
-        raise Stopped(f"stopped by {name_of(number)}; all {len(self.processes)} processes have ended", number)
+        count = len(self.processes)
+        ended = f"all {count} processes have" if count > 1 else "the process here has"
+        raise Stopped(f"stopped by {name_of(number)}; {ended} ended", number)
 
     def _raise_if_not_stopped(self) -> None:
         """All were told to stop. Where one failed meanwhile, at the last checkpoint say, that is how all have ended.
@@ -301,6 +303,11 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
             elif now - self._stopped_since.setdefault(process.number, now) > self.launch.heartbeat:
                 self._raise_lost(process, f"stopped (SIGSTOP) for {self.launch.heartbeat:g} s")
         if any(now - each.progress_at > self.launch.stall for each in self.running):
+            stopped = next((each for each in self.running if each.is_stopped()), None)
+            if stopped is not None:
+                self._raise_lost(
+                    stopped, f"stopped (SIGSTOP), with no progress for {self.launch.stall:g} s (--stall)"
+                )
             # They wait for each other, and who came furthest may have been quiet for longest.
             quiet = [each for each in self.running if now - each.progress_at > self.launch.stall / 2]
             slowest = min(quiet, key=lambda each: (each.note.update, each.progress_at))
