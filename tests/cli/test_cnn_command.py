@@ -385,6 +385,14 @@ def test_the_best_and_the_last_checkpoint_of_a_finished_run_stay_and_can_be_used
     assert status == 0 and result == {"run": str(tmp_path / "run"), "finished": True}
     assert f"run is finished, its checkpoints are in {kept}: there is nothing to go on with" in said
     assert f"`hotloop cnn validate {tmp_path / 'run'}`" in said and content(tmp_path) == before
+    # Nor does who computes which part of a batch, as long as the batch is the same.
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["num_replicas"] == 1 and config["gradient_accumulation_count"] % 2 == 0
+    halves = ("--gradient-accumulation-count", config["gradient_accumulation_count"] // 2)
+    status, result, said = called("train", *toy, *words, "--resume", "--num-replicas", "2", *halves)
+    assert status == 0 and result["finished"] and content(tmp_path) == before
+    status, result, said = called("train", *toy, *words, "--resume", "--num-replicas", "2")
+    assert status == 2 and "num_replicas: 1 -> 2" in result["error"] and content(tmp_path) == before
     status, result, said = called("train", *toy, *words, "--resume", "--num-epochs", "7")
     assert status == 2 and "num_epochs: 3 -> 7" in result["error"] and content(tmp_path) == before
 

@@ -19,6 +19,7 @@ from hotloop.engine.device import platform
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, Sums
 from hotloop.engine.measure import known_ceilings
+from hotloop.engine.plan import Batch
 from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
 from hotloop.engine.run import (
@@ -34,7 +35,7 @@ from hotloop.engine.sink_group import Sink
 from hotloop.engine.sinks import Announcer, ConsoleSink, Recorder, WandbSink, format_clock
 from hotloop.engine.stage_rows import TreeForm
 from hotloop.engine.training import TrainingRun, check_place, open_training
-from hotloop.errors import CheckpointError, OptionError, RunError
+from hotloop.errors import CheckpointError, OptionError, PlanError, RunError
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
@@ -61,6 +62,8 @@ MAY_DIFFER = (
     "device_mapping", "recomputation",
 )  # fmt: skip
 """Options that change nothing about the weights but their rounding, so that a resumed run may have others."""
+SPLIT = ("num_replicas", "gradient_accumulation_count", "global_batch_size")
+"""Options that may differ, too, where micro-batch and global batch stay: who computes which part of it."""
 STARTS = "training"  # the record that a process's clock starts
 TOOK = "time_to_train"  # the record that the run is trained and validated, and how long that took
 TARGET_WIDTH = 0.02  # how fast the sweep's figure falls below the target
@@ -184,8 +187,29 @@ def _has_ended(config: TrainConfig, settings: Mapping[str, Any], own: RunCheckpo
         raise RunError(f"--resume: {own.run} is finished and {why}; to train again give another --run-name")
     if not has_finished(own.run) or all(each["event"] != TOOK for each in own.records()):
         return False
-    check_options(own.run, settings, MAY_DIFFER, type(config))
+    check_options(own.run, settings, _may_differ(own.run, settings), type(config))
     return True
+
+
+def _may_differ(run: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The options that a run may go on with other values of."""
+    file = run / "config.json"
+    old = {**settings, **read_json(file)} if file.is_file() else settings
+    ways = [[values[name] for name in ("micro_batch_size", "statistics_rule")] for values in (old, settings)]
+    sizes = [_global_batch(values) for values in (old, settings)]
+    same = ways[0] == ways[1] and sizes[0] is not None and sizes[0] == sizes[1]
+    return (*MAY_DIFFER, *SPLIT) if same and settings["statistics_rule"] == "spread" else MAY_DIFFER
+
+
+def _global_batch(settings: Mapping[str, Any]) -> int | None:
+    """Images of an update; None where the settings name both accumulation and global size, or no batch."""
+    replicas, accumulation, size = (settings[name] for name in SPLIT)
+    try:
+        return Batch.of(
+            settings["micro_batch_size"], replicas, accumulation=accumulation, global_size=size
+        ).global_
+    except PlanError:
+        return None
 
 
 def train_run(
@@ -208,7 +232,7 @@ def train_run(
         command=command,
         family=FAMILY,
         resume=config.resume,
-        may_differ=MAY_DIFFER,
+        may_differ=_may_differ(folder, settings),
         options=type(config),
         checkpoints=lambda _: own.open(),
         console=console,
