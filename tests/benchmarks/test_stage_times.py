@@ -18,7 +18,7 @@ def test_sequential_stages_take_at_most_1_6_times_one_devices_time(name, stages)
     """Turn by turn beside one device, the best of each, in a process whose devices nothing else has opened."""
     command = [sys.executable, "benchmarks/stages.py", "time", "--models", name, "--stages", *stages]
     done = subprocess.run(
-        [*command, "--schedules", "Sequential", "--rounds", "8"],
+        [*command, "--schedules", "Sequential", "--rounds", "16"],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
