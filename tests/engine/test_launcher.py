@@ -181,7 +181,7 @@ def test_one_that_was_stopped_by_a_signal_takes_the_others_with_it(capfd, groups
     monkeypatch.setattr("hotloop.engine.launcher.STOP_GRACE", 0.5)
     with pytest.raises(Stopped, match="process 1 was stopped by SIGTERM") as caught:
         run("0=told:0:0.7,note:training,sleep:60 1=wait_for:0:training,exit:143")
-    assert caught.value.exit_status == 143
+    assert caught.value.exit_status == 130
     assert capfd.readouterr().out == "saved SIGTERM\n"
     assert_none_left(groups, 2)
 
@@ -221,7 +221,7 @@ def test_a_signal_to_the_launcher_is_passed_to_all_and_waited_for(number):
         groups = read_ready(process)
         process.send_signal(number)
         out, errors = process.communicate(timeout=LONGEST)
-    assert process.returncode == 128 + number
+    assert process.returncode == 130
     assert out == f"saved {number.name}\n"
     assert errors.startswith("error: stopped by ")
     assert errors.endswith("; all 2 processes have ended\n")
@@ -265,7 +265,7 @@ def test_nothing_is_left_of_a_launcher_that_was_killed(tmp_path):
     ("0=told:0:0.2,{ready} 1=told:9,{waiting}", 9, r"error: process 1 of 2 on \S+: saved SIGTERM\n"),
     ("0=told:2,{ready} 1=told:0:0.2,{waiting}", 2, ""),  # process 0 says so itself
     ("0=told:-9,{ready} 1=told:0,{waiting}", 134, r"error: process 0 of 2 .* while saving.*: killed by SIGKILL\n"),
-    ("0=told:0,{ready} 1=told:-9,{waiting}", 143, r"process 1 of 2 on \S+: killed by SIGKILL\nerror: stopped by"),
+    ("0=told:0,{ready} 1=told:-9,{waiting}", 130, r"process 1 of 2 on \S+: killed by SIGKILL\nerror: stopped by"),
 ], ids=["a worker fails", "the save fails", "process 0 is killed", "a worker is killed"])  # fmt: skip
 def test_a_stop_in_which_one_fails_or_is_killed_ends_as_that_one(acts, status, said):
     ready, waiting = "wait_for:1:training,say:ready,sleep:60", "note:training,sleep:60"

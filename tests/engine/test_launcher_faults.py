@@ -247,7 +247,7 @@ def test_a_stop_at_any_time_ends_all_and_the_run_goes_on_from_there(tmp_path, ph
         victim = process.pid if to == "the launcher" else groups[int(to[-1])]
         os.kill(victim, signal.SIGTERM)
         status, errors = finish(process)
-    assert status == 143, errors
+    assert status == 130, errors
     assert wait_until_gone(groups) == [[], []]
     assert "Traceback" not in errors
     begun = (run / "events.jsonl").exists()

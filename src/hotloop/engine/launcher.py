@@ -41,6 +41,8 @@ STOP_GRACE = 10.0  # seconds in which all should follow one that was stopped, as
 ECHO = 8.0  # seconds in which process 0 should have said what another failed of
 SAVING = 60.0  # seconds that it may take for that while it saves
 SHOWN_LINES = 10
+STOPPED = 128 + signal.SIGINT
+"""The status of a launch that was stopped, whoever heard which signal first: there is one for all processes."""
 STOP_STATUSES = {128 + number: number for number in SIGNALS} | {-number: number for number in SIGNALS}
 ABORT_STATUSES = (-signal.SIGABRT, ABORTED)
 
@@ -247,7 +249,7 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
                 other.send(number)
         self._await_end()
         self._raise_if_not_stopped()
-        raise Stopped(
+        raise _stopped(
             f"process {process.number} was stopped by {name_of(number)}, the others with it", number
         )
 
@@ -258,7 +260,7 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
         self._raise_if_not_stopped()
         count = len(self.processes)
         ended = f"all {count} processes have" if count > 1 else "the process here has"
-        raise Stopped(f"stopped by {name_of(number)}; {ended} ended", number)
+        raise _stopped(f"stopped by {name_of(number)}; {ended} ended", number)
 
     def _raise_if_not_stopped(self) -> None:
         """All were told to stop. Where one failed meanwhile, at the last checkpoint say, that is how all have ended.
@@ -359,3 +361,9 @@ class ProcessGroup(AbstractContextManager["ProcessGroup"]):
 
     def __exit__(self, *error: object) -> None:
         self.end()
+
+
+def _stopped(text: str, number: int) -> Stopped:
+    stop = Stopped(text, number)
+    stop.exit_status = STOPPED
+    return stop
