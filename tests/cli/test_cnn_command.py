@@ -142,17 +142,11 @@ def test_the_seventh_line_is_the_old_error_and_nothing_runs(tmp_path):
     assert list(result) == ["error"] and not list(tmp_path.iterdir())
 
 
-ONE_SAMPLE = ["--micro-batch-size", "1", "--gradient-accumulation", "1", "--weight-updates-per-epoch", "781"]
-"""As many updates, each of one image; as they were typed, the lines are left to the slow tests."""
-
-
-@pytest.mark.parametrize(
-    ("logs", "smaller"),
-    [("10", ONE_SAMPLE), *(pytest.param(logs, [], marks=pytest.mark.slow) for logs in LINES)],
-)
-def test_the_seven_lines_log_as_often_as_they_plan(logs, smaller, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("logs", LINES)
+def test_the_seven_lines_log_as_often_as_they_plan(logs, tmp_path):
     words = [*SEED_LINE.split(), "--num-epochs", "6", "--logs-per-epoch", logs, "--results-dir", tmp_path]
-    status, result, said = called("train", *words, *smaller)
+    status, result, said = called("train", *words)
     assert status == 0, said
     lines, calls = LINES[logs]
     folder = Path(result["run"])

@@ -469,6 +469,7 @@ def test_samples_takes_the_runs_images_and_hmc(recorded):
     assert said == ["option --hmc-steps: 8 (the run had 4)"]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_a_path_to_its_images_that_means_the_same_from_everywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(images, "load_binarised", lambda *_: images.binarise_dataset(draw()))

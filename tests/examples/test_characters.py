@@ -44,11 +44,13 @@ def test_it_is_short_and_takes_nothing_but_the_front_door() -> None:
     assert [node.module for node in imports if "hotloop" in ast.unparse(node)] == ["hotloop"]
 
 
+@pytest.mark.slow
 def test_its_loss_on_text_that_it_never_saw_falls(whole: tuple[Path, Any]) -> None:
     (_, first), (_, last) = figures(whole[0], "validation", "loss")
     assert last < first < np.log(128)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_bit_for_bit(
     whole: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

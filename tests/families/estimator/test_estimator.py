@@ -273,6 +273,7 @@ def test_the_speed_of_a_training_is_what_its_logs_say(tmp_path: Path) -> None:
     assert took["images_per_second"] == pytest.approx(40 * 16 / seconds)
 
 
+@pytest.mark.slow
 def test_modules_of_flax_train_evaluate_and_resume(tmp_path: Path) -> None:
     nnx = pytest.importorskip("flax.nnx")
 
@@ -403,10 +404,8 @@ def batch_normed(params: Any) -> ModelSpec:
     return ModelSpec(init=init, apply=apply, optimizer=getattr(optax, params["rule"])(0.003))
 
 
-@pytest.mark.parametrize(
-    "rule",
-    ["adam", pytest.param("rmsprop", marks=pytest.mark.slow), pytest.param("lamb", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["adam", "rmsprop", "lamb"])
 def test_rules_that_divide_by_squares_train_in_float16_as_in_float32(rule: str, tmp_path: Path) -> None:
     losses = {}
     for precision in ("32.32", "16.16"):
