@@ -39,10 +39,13 @@ def four(tmp_path_factory) -> Path:
 
 
 def differences(one: Path, other: Path) -> tuple[float, float]:
-    """The largest of the losses, and of all numbers of the state."""
-    losses = np.abs(together.losses(one) - together.losses(other))
-    weights = np.abs(together.weights(one) - together.weights(other))
-    return float(losses.max()), float(weights.max())
+    """The largest of the losses, and of all numbers of the state; all are finite, and not all zero."""
+    found = []
+    for read in (together.losses, together.weights):
+        sides = read(one), read(other)
+        assert all(np.isfinite(side).all() and np.any(side) for side in sides)  # `max` passes over NaN
+        found.append(float(np.abs(sides[0] - sides[1]).max()))
+    return found[0], found[1]
 
 
 @pytest.fixture(scope="module")
@@ -293,6 +296,10 @@ def test_a_step_of_any_topology_is_gone_on_from_by_any_other(two_by_two, four, a
     train_here(tmp_path / "two_by_two", resume=True, updates=6)
     train_here(tmp_path / "alone", resume=True, updates=6, replicas=4)
     together.launch("--run", str(tmp_path / "four"), "--resume", "--updates", "6", "--replicas", "4")
+    for number, change in enumerate(({"label": 3}, {"moved": 1e-3})):
+        changed = train_here(tmp_path / f"changed{number}", updates=6, **change)
+        assert np.abs(together.weights(changed) - longer).max() > 1e-5
+    assert np.isfinite(longer).all() and np.any(longer)
     for name, source in written.items():
         assert np.abs(together.weights(tmp_path / name) - longer).max() < 1e-6
         steps = [together.restore(folder / "checkpoints", 4) for folder in (source, tmp_path / name)]
