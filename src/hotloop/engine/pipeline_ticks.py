@@ -79,13 +79,12 @@ class Training:
         """The sums after the last tick, from a carry to start from."""
         crossing, back, figures = self._layouts(started)
         last = len(self.stages) - 1
-        lengths = dict(crossing.lengths)  # a gradient is as long as its value, and not every value has one
 
         def arrived(stage: int, number: Array, held: Held) -> Any:
             return crossing.unravel(stage - 1, _read(held.values, number)) if stage else None
 
         def idle(number: Array, held: Held) -> Step:
-            return Step(_lengthen({}, lengths), held.sums)
+            return Step(crossing.zeros(), held.sums)
 
         def forward(stage: int, number: Array, held: Held) -> Step:
             values = arrived(stage, number, held)
@@ -103,7 +102,8 @@ class Training:
             gradients, to_values = pull(came)
             sent = back.ravel(stage - 1, _floats(values, to_values)) if stage else {}
             sums = self._add(stage, held.sums, gradients, carry, figures)
-            return Step(_lengthen(sent, lengths), sums)
+            # A gradient is as long as its value, and not every value has one.
+            return Step(_lengthen(sent, crossing.lengths), sums)
 
         branches: list[Callable[..., Step]] = [
             idle,

@@ -195,10 +195,10 @@ def _may_differ(run: Path, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The options that a run may go on with other values of."""
     file = run / "config.json"
     old = {**settings, **read_json(file)} if file.is_file() else settings
-    ways = [[values[name] for name in ("micro_batch_size", "statistics_rule")] for values in (old, settings)]
-    sizes = [_global_batch(values) for values in (old, settings)]
-    same = ways[0] == ways[1] and sizes[0] is not None and sizes[0] == sizes[1]
-    return (*MAY_DIFFER, *SPLIT) if same and settings["statistics_rule"] == "spread" else MAY_DIFFER
+    before, now = _global_batch(old), _global_batch(settings)
+    # Another micro-batch or rule is refused as such.
+    same = before is not None and before == now and settings["statistics_rule"] == "spread"
+    return (*MAY_DIFFER, *SPLIT) if same else MAY_DIFFER
 
 
 def _global_batch(settings: Mapping[str, Any]) -> int | None:
