@@ -1,5 +1,6 @@
 """Every test runs on four virtual CPU devices (or on the platform that JAX_PLATFORMS names), with its own cache."""
 
+import gc
 import math
 import os
 import signal
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from hotloop.engine import progress
 
+LEVEL = "--xla_backend_optimization_level"
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -23,10 +25,11 @@ if "PYTHONPATH" in os.environ:
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 flags = os.environ.get("XLA_FLAGS", "")
 if os.environ["JAX_PLATFORMS"] == "cpu" and VIRTUAL_DEVICES not in flags:
-    # Most of the suite's time is the compiler's; programs that run a few times need not be optimised to the last.
-    flags = f"{flags} {VIRTUAL_DEVICES}=4 --xla_backend_optimization_level=1"
+    flags = f"{flags} {VIRTUAL_DEVICES}=4"
     # Virtual devices share what cores there are: one that waits for the others must not give up on them.
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_collective_call_terminate_timeout_seconds=600".strip()
+# A test that wants other libraries' kernels asks for them: to time every shape of every test would take minutes.
+os.environ.setdefault("HOTLOOP_NATIVE", "0")
 if "HOTLOOP_CACHE" not in os.environ:
     cache = tempfile.TemporaryDirectory(prefix="hotloop-test-cache-")
     os.environ["HOTLOOP_CACHE"] = cache.name
@@ -37,6 +40,23 @@ progress.SLOW = math.inf
 # Compiling inside an example takes as long as it takes; a slow machine is not a failure.
 settings.register_profile("hotloop", deadline=None)
 settings.load_profile("hotloop")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Most of the suite's time is the compiler's, and programs that run a few times need not be optimised.
+
+    With XLA's plain loops for fused operations, too, it takes half the time; the slow tests have those that users have.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if VIRTUAL_DEVICES in flags and LEVEL not in flags:
+        quick = f"{LEVEL}=0 --xla_cpu_use_fusion_emitters=false"
+        os.environ["XLA_FLAGS"] = f"{flags} {quick if config.option.markexpr == 'not slow' else f'{LEVEL}=1'}"
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests live to the end: the collector need not look at them, and all modules, each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ Whatever raises one of these does so before any work is lost; the command line p
 with status 2. Anything else that escapes is a defect of hotloop.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from errno import EACCES, EDQUOT, EFBIG, EIO, ENAMETOOLONG, ENOSPC, EPERM, EROFS
+from types import MappingProxyType
+from typing import Any
 
 LONGEST = 1200  # characters of a message; a value in it may be of any length
 DISK_ERRORS = frozenset((EACCES, EDQUOT, EFBIG, EIO, ENAMETOOLONG, ENOSPC, EPERM, EROFS))
@@ -19,8 +21,16 @@ def one_line(text: str) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} ... {shown[-LONGEST // 3 :]}"
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another library says first, to stand in a message of ours; its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 class HotloopError(Exception):
     """Base of every error whose message is written for the user; it is one line whatever values are in it."""
+
+    result: Mapping[str, Any] = MappingProxyType({})
+    """What was found all the same, which --json prints beside the message."""
 
     def __init__(self, text: str = ""):
         super().__init__(one_line(text))
@@ -48,6 +58,10 @@ class CheckpointError(HotloopError):
 
 class RunError(HotloopError):
     """A run folder that cannot be created, locked or continued."""
+
+
+class ModelError(HotloopError):
+    """A model folder that is missing, damaged, expired, or for another platform."""
 
 
 class WrongResult(HotloopError):

@@ -181,8 +181,7 @@ def test_options_that_are_no_more_are_left_out_with_one_notice():
         ("A=1", "no script"),
         ("poprun --num-replicas 2", "no script"),
         ("python3 trian.py", "did you mean train.py"),
-        ("python3 send_request.py --port 8502", "serving is not there yet"),
-        ("export_for_serving.py", "serving is not there yet"),
+        ("export_for_serving.py --checkpoint-input-path", "needs a folder of checkpoints"),
         ("python3 -m pytest x", "-m pytest x"),
         ("python3 -m examples_utils platform_assessment", "only `-m examples_utils benchmark`"),
         ("python3 -c 'print(1)'", "not one of the older scripts"),
@@ -247,3 +246,31 @@ def test_the_later_estimators_batches_are_those_of_an_update(old, new, words):
 def test_a_number_of_the_later_estimators_that_is_none_is_named():
     with pytest.raises(OptionError, match="--batch-size x: must be a whole number"):
         translated("cifar10_ipu_estimator_replica.py --batch x")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "dropped"),
+    [
+        (
+            "--config resnet50_infer_bs1 --batch-size 1 --port 8502 --use-async --num-threads 16 "
+            "--use-serving-api --serving-bin-path /opt/server --dataset-path /data",
+            "--config resnet50_infer_bs1 --batch-size 1 --port 8502 --use-async --num-threads 16 --dataset-path /data",
+            "--use-serving-api, --serving-bin-path",
+        ),
+        ("--num_images 7", "--num_images 7", ""),
+        ("--config x --num-t 3 --po 1", "--config x --num-t 3 --po 1", ""),
+        ("--config x", "--config x --num-threads 2 --port 8500", ""),
+        ("--model x", "--model x --num-threads 2 --port 8500", ""),
+        ("--config x --config-path f.yml", "--config x --config-path f.yml", ""),
+        (
+            "--model-name toy_model --host 0.0.0.0 --verbose --pytest True --iter 3",
+            "--model-name toy_model --host 0.0.0.0 --verbose --num-threads 2 --port 8500",
+            "--pytest, --iterations",
+        ),
+    ],
+)
+def test_the_older_client_is_hotloop_request_with_the_older_defaults(old, new, dropped):
+    found = translate(["python3", "send_request.py", *old.split()])
+    assert found.command == ["hotloop", "request", *new.split()]
+    said = f"options of send_request.py that no longer exist are left out: {dropped}"
+    assert found.notices == ([said] if dropped else [])

@@ -43,9 +43,7 @@ def test_the_old_files_parameters_are_filled_in(old: dict[str, Benchmark]) -> No
 def test_the_old_files_say_what_is_skipped_what_converges_and_what_needs_data(
     old: dict[str, Benchmark],
 ) -> None:
-    assert [name for name, one in old.items() if one.skip] == [
-        *("tf2_resnet50_serving_throughput", "tf2_resnet50_serving_latency"),
-    ]
+    assert not any(one.skip for one in old.values())
     assert [name for name, one in old.items() if one.kind == "convergence"] == [
         "tf2_resnet50_train_real_pod16_conv"
     ]

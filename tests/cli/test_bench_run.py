@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from hotloop.cli.main import main
+from pictures import image_folder
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
 
@@ -95,16 +97,43 @@ def test_the_files_of_the_older_runner_load_and_show_what_would_run(capsys, monk
         "tf1_mcmc_vae_synth_pod4",
         "tf2_resnet50_train_real_pod4",
         "tf2_resnet50_train_real_pod16",
-    }
-    assert skipped == {
-        "tf2_resnet50_train_real_pod16_conv",
         "tf2_resnet50_serving_throughput_batchsize_1",
         "tf2_resnet50_serving_throughput_batchsize_32",
         "tf2_resnet50_serving_latency",
     }
+    assert skipped == {"tf2_resnet50_train_real_pod16_conv"}
     assert "--dataset-path /data/imagenet-data" in next(
         one["command"] for one in variants if one["variant"] == "tf2_resnet50_train_real_pod4"
     )
+
+
+@pytest.mark.slow
+def test_the_serving_entries_of_the_older_file_run_and_their_figures_are_read(tmp_path, monkeypatch, capsys):
+    classes = {"train": {"a": 1}, "validation": {"a": 2}}
+    image_folder(tmp_path / "imagenet-data", classes)
+    monkeypatch.setenv("DATASETS_DIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (old,) = (file for file in FIXTURES if file.name == "cnns.yml")
+    # A small network, fewer images, and a port of its own; the rest is the older file's.
+    small = f"--port {port} --model-name toy_model --num-images 24 --device cpu"
+    file = tmp_path / "cnns.yml"
+    file.write_text(old.read_text().replace("--port 8502", small))
+    words = ("--spec", file, "--benchmark", "tf2_resnet50_serving*", "--log-dir", tmp_path / "log", "--json")
+    assert bench(*words) == 0, capsys.readouterr().err
+    result = json.loads(capsys.readouterr().out)
+    assert (result["passed"], result["skipped"], result["failed"]) == (3, 0, 0)
+    lines = [json.loads(line) for line in (tmp_path / "log" / "results.jsonl").read_text().splitlines()]
+    metrics = {line["variant"].removeprefix("tf2_resnet50_serving_"): line["metrics"] for line in lines}
+    # 16 clients with 24 images each, in whole batches.
+    for name, rows in {"throughput_batchsize_1": 16 * 24, "throughput_batchsize_32": 16 * 32}.items():
+        said = (tmp_path / "log" / f"tf2_resnet50_serving_{name}" / "stdout").read_text().splitlines()[-1]
+        sent = json.loads(said)
+        assert sent["sent"] == sent["answered"] == rows
+        assert metrics[name]["throughput"]["value"] == pytest.approx(rows / sent["seconds"], abs=0.01)
+    latency = metrics["latency"]["latency"]
+    assert len(latency["values"]) == 24  # of which the first 20 do not count
+    assert latency["value"] == pytest.approx(sum(latency["values"][20:]) / 4) and latency["value"] > 0
 
 
 def test_validation_needs_no_variable_but_finds_a_cmd_that_needs_a_shell(tmp_path, capsys, monkeypatch):

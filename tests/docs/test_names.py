@@ -28,7 +28,8 @@ OTHER_NAMES = {
     "iterations_per_loop", "minimize", "sparse_softmax_cross_entropy", "autoencoder_benchmark.py", "lstm_multi.py",
     "IPUPipelineEstimatorSpec", "computational_stages", "OptimizerFunctionOutput", "offload_weight_update_variables",
     "cifar10_ipu_estimator.py", "cifar10_ipu_estimator_replica.py", "cifar10_ipu_pipeline_estimator.py",
-    "LARS_random", "SGD_random", "MLPerf_LARS",
+    "LARS_random", "SGD_random", "MLPerf_LARS", "BestExporter", "LatestExporter", "FinalExporter",
+    "export_for_serving.py",
     "bias_ih_l0", "bias_hh_l0", "recurrent_kernel", "pod16_conv", "train_small_batch_8", "benchmarks.yml",
 }  # fmt: skip
 OTHER_OPTIONS = {
@@ -37,6 +38,18 @@ OTHER_OPTIONS = {
     "--xla": "the beginning of the flags of XLA",
     "--app-args": "the old run_and_time.py's",
     "--batch": "a prefix, for an example",
+    **dict.fromkeys(
+        (
+            "--checkpoint-input-path",
+            "--export-dir",
+            "--iterations",
+            "--pipeline-serving-model",
+            "--pytest",
+            "--serving-bin-path",
+            "--use-serving-api",
+        ),
+        "the old export_for_serving.py's",
+    ),
     "--opt": "any option",
     "--micro": "a prefix, for an example",
     "--cases": "of benchmarks/, not of the command",
@@ -55,7 +68,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"[\w*./-]*[\w*]\.(?:py|yml|toml|md|svg|png)")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?=\(|$)")
 SOURCE_FILE = re.compile(r"(?<![\w/.*])[\w*/]+\.py\b")
-DATA_FILE = re.compile(r"[\w.*-]+\.(?:bin|csv|data|gz|html|json|jsonl|npz|txt|xml)")
+DATA_FILE = re.compile(r"[\w.*-]+\.(?:bin|csv|data|gz|html|json|jsonl|npz|pb|safetensors|txt|xml)")
 CALL = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\(")
 CAMEL_CASE = re.compile(r"[A-Z]\w*[a-z]\w*")
 SNAKE_CASE = re.compile(r"[a-z]\w*_\w+")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 
@@ -556,22 +557,18 @@ def test_writes_that_nobody_waits_for_after_a_first_error_print_nothing(tmp_path
 
 
 def test_what_a_late_write_leaves_of_a_failed_step_is_removed_too(tmp_path, monkeypatch):
-    remove, calls = shutil.rmtree, []
+    late = []
 
-    def once_too_early(folder, ignore_errors=False):
-        calls.append(folder)
-        if len(calls) > 1:
-            remove(folder)
+    def write(folder, note, arrays):
+        late.append(threading.Timer(0.2, (folder / "state" / "d").mkdir, kwargs={"parents": True}))
+        late[0].start()
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "rmtree", once_too_early)
-    monkeypatch.setattr("hotloop.engine.checkpoint_folder.write_step", broken_write)
+    monkeypatch.setattr("hotloop.engine.checkpoint_folder.write_step", write)
     with pytest.raises(CheckpointError, match="cannot write step 1"), Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, small_state(1), position={})
-    assert len(calls) == 2 and not [each for each in tmp_path.iterdir() if "tmp" in each.name]
-
-
-def broken_write(*_):
-    raise OSError(28, "No space left on device")
+    late[0].join()
+    assert not [each for each in tmp_path.iterdir() if "tmp" in each.name]
 
 
 W, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)

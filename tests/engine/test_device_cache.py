@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotloop import machine
 from hotloop.engine import device
 from hotloop.engine.device import HEAD_BYTES, ProgramStore
 from hotloop.errors import OptionError
@@ -55,15 +56,15 @@ def test_off_writes_nothing(tmp_path, monkeypatch):
     compiled_and_found("off")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("HOTLOOP_CACHE", "off")
-    assert device.cache_folder() is None
+    assert machine.cache_folder() is None
 
 
 def test_the_folder_follows_the_environment(monkeypatch):
     monkeypatch.setenv("HOTLOOP_CACHE", "/somewhere")
-    assert str(device.cache_folder()) == "/somewhere"
+    assert str(machine.cache_folder()) == "/somewhere"
     monkeypatch.delenv("HOTLOOP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert str(device.cache_folder()) == "/xdg/hotloop"
+    assert str(machine.cache_folder()) == "/xdg/hotloop"
 
 
 def test_a_folder_that_cannot_be_made_is_a_warning_not_an_error(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import math
 import os
 import re
@@ -618,3 +619,14 @@ def test_an_option_that_an_old_config_lacks_was_at_its_default(tmp_path):
         new_run(tmp_path, config, resume=True)
     new_run(tmp_path, config, resume=True, options=LaterOptions).close()
     assert "warning" not in [record["event"] for record in read_events(tmp_path)]
+
+
+def test_what_hotloop_logs_while_a_run_is_open_is_on_its_record(tmp_path):
+    log = logging.getLogger("hotloop.something")
+    log.warning("before")
+    with Run(tmp_path / "run", CONFIG, command="x", environment=HERE):
+        log.warning("slow: %s", "install it")
+        log.info("nothing to miss")
+    log.warning("after")
+    messages = [each["message"] for each in read_events(tmp_path / "run") if each["event"] == "warning"]
+    assert messages == ["slow: install it"]

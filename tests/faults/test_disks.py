@@ -142,6 +142,15 @@ def test_a_report_on_a_full_disk_is_one_line_and_the_run_resumes_without_it(digi
         finish("vcd", line, tmp_path / "run", capsys)
 
 
+@pytest.mark.slow
+def test_an_export_to_a_full_disk_is_one_line_and_nothing_is_left_of_it(tmp_path, capsys):
+    with disk(tmp_path / "disk", 64) as full:
+        line = ["export", "--model-name", "cifar_resnet8", "--dataset", "cifar10", "-o", str(full / "models")]
+        status, error = run(line, capsys)
+        assert status == 2 and "No space left on device" in error
+        assert list(full.iterdir()) == []
+
+
 CHILD = """
 import resource, sys
 limit = int(sys.argv.pop(1))

@@ -30,8 +30,12 @@ UNREAD = {"option values", "config of a vcd run", "config of a recommender run"}
 PLACES = {
     r"\bjson\.loads?\(": {
         "options/files",
-        "engine/processes",  # both between processes of our own
+        "cli/own_server",  # these three between processes of our own
+        "engine/processes",
         "families/recommender/validation",
+        "engine/weights_file",  # a head that safetensors has read and bounded
+        "serve/client",  # answers of a server
+        "serve/tensors",  # requests, which tests/serve fuzzes
     },
     r"\byaml\.(compose|parse|scan|load|safe_load)": {"options/document"},
     r"\b(Image|module)\.open\(": {"data/jpeg"},

@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from hotloop.bench.compat_estimator import combine_replicas, combine_stages, combine_tf2
 from hotloop.bench.compat_runners import RUNNER_SCRIPTS, TIMED, translate_runner
+from hotloop.bench.compat_serving import combine_export, combine_request
 from hotloop.bench.option_groups import CompatError, OptionGroup, group_options
 from hotloop.errors import did_you_mean
 from hotloop.options import (
@@ -111,9 +112,10 @@ SCRIPTS: Mapping[str, Script] = {
     "cifar10_ipu_pipeline_estimator.py": replace(TF2_ESTIMATOR, combine=combine_stages),
     "dataset_benchmark.py": Script(("cnn", "data-benchmark"), in_processes=True),
     "verify_dataset.py": Script(("cnn", "verify")),
+    "export_for_serving.py": Script(("export",), combine=combine_export),
+    "send_request.py": Script(("request",), combine=combine_request),
 }
 RUNNER = Script(("bench", "run"), dropped=frozenset({"--examples-location"}))  # was a module
-SERVING = ("send_request.py", "export_for_serving.py")
 POPRUN = ("--num-instances", "--num-replicas", "--ipus-per-replica")  # which launch has by the same names
 LAUNCH_ALONE = ("--strict-devices", "--max-restarts", "--heartbeat", "--stall")  # which no wrapper ever had
 COPIES = ("-np", "-n", "-N", "--np")
@@ -159,9 +161,6 @@ def translate(argv: Sequence[str]) -> Translation:
             raise CompatError(f"-m {name}: of modules only `-m examples_utils benchmark` has a command here")
     else:
         name = PurePath(words.pop(0)).name
-        if name in SERVING:
-            instead = "`hotloop cnn predict` gives the classes of image files"
-            raise CompatError(f"{name}: serving is not there yet; {instead}")
         if name in RUNNER_SCRIPTS:
             found = translate_runner(name, group_options(words))
             commands = [["hotloop", *command] for command in found.commands]
@@ -170,7 +169,7 @@ def translate(argv: Sequence[str]) -> Translation:
                 commands[-1], [*notices, *found.notices], environment, CNN.figures, commands[:-1]
             )
         if name not in SCRIPTS:
-            hint = did_you_mean(name, [*SCRIPTS, *SERVING, *RUNNER_SCRIPTS])
+            hint = did_you_mean(name, [*SCRIPTS, *RUNNER_SCRIPTS])
             raise CompatError(f"{name}: not one of the older scripts{hint}")
         script = SCRIPTS[name]
     command, groups = script.command, group_options(words)

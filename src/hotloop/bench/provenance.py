@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.device import cpu_model, read_commit, run_query, source_commit, usable_cores
+from hotloop.engine.device import read_commit, run_query, source_commit
+from hotloop.machine import cpu_model, usable_cores
 from hotloop.version import VERSION
 
 KEPT = re.compile(  # of variables, those that may change how fast a program runs

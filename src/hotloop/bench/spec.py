@@ -45,7 +45,6 @@ TIME_UNITS = ("s", "ms", "us", "sec", "secs", "seconds", "minutes", "hours")
 UNITS = (*TIME_UNITS, "%", "percent", "nats", "TFLOPs", "GB")
 KINDS: dict[str, Kind] = {"throughput": "throughput", "convergence": "convergence"}
 LAYERS = ("grouped", "group", "depthwise", "pointwise", "separable", "dilated", "transposed")
-SERVING_CLIENT = "send_request.py"
 MOST_VARIANTS = 10_000
 Output = tuple[tuple[str, str], ...]
 ParameterRow = dict[str, str]
@@ -270,8 +269,6 @@ def _skip(fields: Fields) -> str | None:
             notebook.refuse_unknown(("file", "working_directory", "timeout"))
         name = notebook.text("file", "?") if notebook else fields.text("notebook", "?")
         return f"a notebook ({name}), and hotloop runs commands alone: save it as a script and give its cmd"
-    if SERVING_CLIENT in fields.text("cmd", ""):
-        return f"a client of a model server ({SERVING_CLIENT}), and hotloop does not serve models yet"
     return None
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hotloop.cli.command import Command, Context, NoOptions, Result
 from hotloop.engine import device
+from hotloop.machine import cache_folder
 from hotloop.options import argument
 
 
@@ -15,7 +16,7 @@ class LimitConfig:
 
 
 def show(config: NoOptions, context: Context) -> Result:
-    used, most, root = device.cache_usage(), device.cache_limit(), device.cache_folder()
+    used, most, root = device.cache_usage(), device.cache_limit(), cache_folder()
     if root is None:
         context.say("the cache is off (HOTLOOP_CACHE=off)")
     else:
@@ -33,7 +34,7 @@ def limit(config: LimitConfig, context: Context) -> Result:
 def clear(config: NoOptions, context: Context) -> Result:
     freed = device.clear_cache()
     context.say(f"deleted {freed.entries} programs, freed {device.show_size(freed.bytes)}")
-    return {"folder": device.cache_folder(), "entries": freed.entries, "freed": freed.bytes}
+    return {"folder": cache_folder(), "entries": freed.entries, "freed": freed.bytes}
 
 
 COMMAND = Command(

@@ -19,8 +19,7 @@ EPILOG = """Examples:
   hotloop compat --dry-run poprun --num-instances 2 --num-replicas 4 python3 train.py --model resnet50
   hotloop compat python3 -m examples_utils benchmark --spec benchmarks.yml
 
-Options of compat itself stand before the old command; what stands after it belongs to the old command. Serving
-(send_request.py) is not there yet."""
+Options of compat itself stand before the old command; what stands after it belongs to the old command."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def command_help(command: Command, path: str) -> str:
     if command.children:
         _list_commands(parser, {child.name: child.summary for child in command.children})
     if command.run is not None:
-        _add_options(parser, command.options)
+        _add_options(parser, command.options, command.first_group)
     if command.presets:
         named = (command.config_option or "config").replace("_", "-")
         parser.epilog = f"{command.epilog}\n\nPresets for --{named}: {', '.join(command.presets)}".strip()
@@ -61,7 +61,7 @@ def _list_commands(parser: argparse.ArgumentParser, summaries: Mapping[str, str]
         group.add_argument(name, help=summary.replace("%", "%%"), metavar=name)
 
 
-def _add_options(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -> None:
+def _add_options(parser: argparse.ArgumentParser, options: tuple[Option, ...], first_group: str = "") -> None:
     if not parser.usage:
         places = []
         for option in (each for each in options if each.positional):
@@ -70,7 +70,11 @@ def _add_options(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -
         parser.usage = " ".join((parser.prog, *places, "[OPTIONS]"))
     groups: dict[str, Any] = {}
     visible = [option for option in options if not option.hidden]
-    for option in sorted(visible, key=lambda each: (not each.positional, each.group is not None)):
+
+    def rank(option: Option) -> tuple[bool, bool, bool]:
+        return not option.positional, option.group is not None, option.group != first_group
+
+    for option in sorted(visible, key=rank):
         title = "Arguments" if option.positional else option.group or "Options"
         if title not in groups:
             groups[title] = parser.add_argument_group(title)

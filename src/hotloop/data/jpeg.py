@@ -3,6 +3,7 @@ tried and the size is looked at first. Orientation tags are passed over, as Imag
 
 import io
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -44,16 +45,16 @@ def pillow() -> Any:
     return Image
 
 
-def open_image(encoded: bytes) -> "Image.Image":
-    """The image with its header read and its pixels not yet."""
+def open_image(encoded: bytes, formats: Sequence[str] = FORMATS) -> "Image.Image":
+    """The image with its header read and its pixels not yet; ImageError where it is none of `formats`."""
     module = pillow()
     _silence(module.DecompressionBombWarning)
     try:
-        image: Image.Image = module.open(io.BytesIO(encoded), formats=FORMATS)
+        image: Image.Image = module.open(io.BytesIO(encoded), formats=formats)
     except (module.DecompressionBombError, module.DecompressionBombWarning):
         raise ImageError(_TOO_LARGE) from None
     except module.UnidentifiedImageError:
-        raise ImageError(f"not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
+        raise ImageError(f"not a {', '.join(formats[:-1])} or {formats[-1]} image") from None
     except Exception as error:  # plugins raise whatever broken bytes lead them to
         raise ImageError(_reason(error)) from None
     if image.width * image.height > MOST_PIXELS or max(image.size) > LONGEST_SIDE:

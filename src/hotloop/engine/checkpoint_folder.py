@@ -322,20 +322,27 @@ class OwnSteps:
                     if target.exists():  # a damaged or foreign one is set aside, never deleted
                         target.rename(target.with_name(f"{target.name}.set-aside-{secrets.token_hex(4)}"))
                     temporary.rename(target)
-                    _sync(self.folder)
+                    sync(self.folder)
             ours = {step: m for step, m in self.complete().items() if m.family == self.family}
             # The newest is what a resume needs, whatever the rule says.
             for step in set(ours) - keep.choose(metrics_to_keep_by(ours)) - {note.step, max(ours)}:
                 remove_step(self.find()[step])
         except Exception as error:
-            for wait in (0.0, 0.02, 0.1, 0.3, 1.0):  # other writes may still be ending in it
-                time.sleep(wait)
-                shutil.rmtree(temporary, ignore_errors=True)
-                if not temporary.exists():
-                    break
+            _remove_for_good(temporary)
             raise CheckpointError(
                 f"cannot write step {note.step} in {self.folder}: {one_line(error)}; earlier steps are whole"
             ) from error
+
+
+def _remove_for_good(folder: Path, quiet: float = 0.5, limit: float = 5.0) -> None:
+    """Delete a folder whose write has failed, until it stays away: the writes that tensorstore had under way beside the
+    failed one end later, in their own time, and make their folder anew."""
+    began = gone = time.monotonic()
+    while (now := time.monotonic()) - gone < quiet and now - began < limit:
+        if folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            gone = time.monotonic()
+        time.sleep(0.02)
 
 
 def remove_step(folder: Path) -> None:
@@ -347,7 +354,8 @@ def remove_step(folder: Path) -> None:
             shutil.rmtree(doomed)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file, or a folder's names, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -379,7 +387,7 @@ def write_step(folder: Path, note: Manifest, arrays: HostArrays) -> None:
             checkpointer.save(folder / ARRAYS, args=orbax.args.PyTreeSave(filled))
     written = _list_files(folder)
     for path in written.values():
-        _sync(path)
+        sync(path)
     manifest = replace(
         note,
         leaves={
@@ -389,9 +397,9 @@ def write_step(folder: Path, note: Manifest, arrays: HostArrays) -> None:
         time=time.time(),
     )
     (folder / MANIFEST).write_text(format_manifest(manifest))
-    _sync(folder / MANIFEST)
+    sync(folder / MANIFEST)
     for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        _sync(path)
+        sync(path)
 
 
 def read_leaves(folder: Path, manifest: Manifest) -> HostArrays:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import machine, processor, python_version, system
+from platform import machine, python_version, system
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotloop import rehearsal
 from hotloop.engine import processes
-from hotloop.errors import DeviceError, OptionError
-from hotloop.options import expand_path
+from hotloop.errors import DeviceError, OptionError, first_line
+from hotloop.machine import cache_folder, cpu_model, search_file, usable_cores
 from hotloop.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def setup(
         with _patient_collectives():
             chosen = jax.local_devices(backend=None if device == "auto" else device)[0]
     except RuntimeError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        reason = first_line(error)
         if device != "auto":
             fix = f"pip install '{INSTALL[device]}', or " if device in INSTALL else ""
             reason = "jax knows none here" if "Unknown backend" in str(error) else reason
@@ -198,7 +198,7 @@ def describe_environment() -> dict[str, Any]:
             return None
 
     devices = jax.devices()
-    driver = _search(r"\s([0-9]+\.[0-9.]+)\s", "/proc/driver/nvidia/version")
+    driver = search_file(r"\s([0-9]+\.[0-9.]+)\s", "/proc/driver/nvidia/version")
     return {
         "hotloop": __version__,
         "python": python_version(),
@@ -213,26 +213,6 @@ def describe_environment() -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         **source_commit(),
     }
-
-
-def cpu_model() -> str:
-    return _search(r"(?m)^model name\s*:\s*(.+)$", "/proc/cpuinfo") or processor() or machine()
-
-
-def _search(pattern: str, file: str) -> str | None:
-    """The first group of a pattern in a file of the system; None where there is none of either."""
-    try:
-        found = re.search(pattern, Path(file).read_text())
-    except OSError:
-        return None
-    return found[1].strip() if found else None
-
-
-def usable_cores() -> int:
-    """The cores that this process may use, which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def source_commit() -> dict[str, Any]:
@@ -283,7 +263,7 @@ def peak_bytes() -> int:
 
     By the kernel's own mark where there is one: `ru_maxrss` begins with that of the process which started this one.
     """
-    if mark := _search(r"VmHWM:\s*(\d+) kB", "/proc/self/status"):
+    if mark := search_file(r"VmHWM:\s*(\d+) kB", "/proc/self/status"):
         return 1024 * int(mark)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
@@ -311,7 +291,7 @@ class ProgramStore:
         self._path = path  # the name that jax knows
         self.most = most
         # Part of an entry's name: a program for another CPU's instructions must not be loaded here.
-        text = machine() + (_search(r"(?m)^((?:flags|Features)\s*:.*)$", "/proc/cpuinfo") or "")
+        text = machine() + (search_file(r"(?m)^((?:flags|Features)\s*:.*)$", "/proc/cpuinfo") or "")
         self.machine = blake2b(text.encode(), digest_size=4).hexdigest()
 
     def _file(self, key: str) -> Path:
@@ -366,19 +346,6 @@ class ProgramStore:
 def entry_head(value: bytes) -> bytes:
     """What stands before an entry in its file: the format's mark and the entry's digest."""
     return MARK + blake2b(value, digest_size=HEAD_BYTES - len(MARK)).digest()
-
-
-def cache_folder() -> Path | None:
-    """Where everything that may be thrown away is kept; None when `HOTLOOP_CACHE=off`."""
-    named = os.environ.get("HOTLOOP_CACHE", "")
-    if named.lower() in ("off", "0", "false", "no"):
-        return None
-    if named:
-        try:
-            return expand_path(named)
-        except ValueError as error:
-            raise OptionError(f"HOTLOOP_CACHE {named}: {error}") from None
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hotloop"
 
 
 def parse_size(text: str) -> int | None:

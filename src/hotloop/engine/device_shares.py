@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from hotloop.engine.device import run_query, usable_cores
+from hotloop.engine.device import run_query
 from hotloop.errors import OptionError
+from hotloop.machine import usable_cores
 
 VISIBLE, PLATFORMS = "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"
 VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d{1,6})")

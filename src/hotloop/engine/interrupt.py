@@ -180,6 +180,23 @@ def kill_workers() -> None:
             child.kill()
 
 
+_is_left_behind = False
+
+
+def leave_threads_behind() -> None:
+    """The command's process ends with its status although a thread computes, whose end nobody knows."""
+    global _is_left_behind
+    _is_left_behind = True
+
+
+def leave_if_due(status: int) -> None:
+    """The last thing that a command does: end the process at once if a thread would keep it, or break its end."""
+    if _is_left_behind:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 def name_of(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 

@@ -8,17 +8,18 @@ kill left before that holds nothing to lose, and the next run takes it over. It 
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
 
 from hotloop import rehearsal
 from hotloop.engine import processes
@@ -33,7 +34,7 @@ LOCK, RECORDS = ".lock", "events.jsonl"
 WRITTEN_WHOLE = ("environment.json", "config.json")
 NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "platform", "xla_flags")
 """What the last bits of a sum depend on; a resumed run that finds another value says so."""
-OPEN: WeakSet["Run"] = WeakSet()
+OPEN: weakref.WeakSet["Run"] = weakref.WeakSet()
 """The runs that this process holds."""
 PROCESS_EVENTS: Mapping[str, tuple[str, ...]] = {
     "start": (),
@@ -42,6 +43,22 @@ PROCESS_EVENTS: Mapping[str, tuple[str, ...]] = {
     "warning": ("message",),
 }
 """Records that every process makes of itself, and the figures that tell two of them apart: the first one stays."""
+
+
+LOGGER = logging.getLogger("hotloop")
+"""Where what knows no run says what should not be missed."""
+
+
+class LoggedWarnings(logging.Handler):
+    """What hotloop's logger is told goes into the run's records, and so to its console."""
+
+    def __init__(self, run: "Run"):
+        super().__init__(logging.WARNING)
+        self._run = weakref.ref(run)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if run := self._run():
+            run.event("warning", message=record.getMessage())
 
 
 def compose_record(
@@ -134,6 +151,8 @@ class Run(AbstractContextManager["Run"]):
             self._sinks = SinkGroup(sinks, lambda text: self.event("warning", message=text))
             self._began, self._place = time.monotonic(), (0, 0.0)
             self._writing = threading.RLock()
+            held.callback(LOGGER.removeHandler, lines := LoggedWarnings(self))
+            LOGGER.addHandler(lines)
             self.event("start", command=command, folder=str(path), resumed=resume, process=os.getpid())
             for message in warnings:
                 self.event("warning", message=message, resumed=True)

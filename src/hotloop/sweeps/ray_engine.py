@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from hotloop.engine.interrupt import raise_stops
-from hotloop.errors import DeviceError, MissingExtra, RunError
+from hotloop.errors import DeviceError, MissingExtra, RunError, first_line
 from hotloop.sweeps.children import GRACE_SECONDS, ChildProcesses
 from hotloop.sweeps.engines import Listener, fill_places, share_memory
 from hotloop.sweeps.trial import Trial, TrialOutcome, run_trial
@@ -24,10 +24,6 @@ def run_in_worker(trial: Trial, slot: int, memory: dict[str, str]) -> TrialOutco
         return run_trial(trial, slot, {**memory, **os.environ}, children)
     finally:
         children.stop()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class RayEngine:
             ray.init(self.address or "local", log_to_driver=False, logging_level="ERROR", **here)
         except Exception as error:  # ray raises a different kind for each way an address can be wrong
             raise RunError(
-                f"--ray-address {self.address or 'local'}: no cluster there ({_first_line(error)})"
+                f"--ray-address {self.address or 'local'}: no cluster there ({first_line(error)})"
             ) from None
         try:
             with raise_stops():
@@ -97,7 +93,7 @@ class RayEngine:
                 outcomes.append(outcome)
                 ended(outcome)
         except ray.exceptions.RayError as error:
-            raise RunError(f"--engine ray: a worker of the cluster was lost ({_first_line(error)})") from None
+            raise RunError(f"--engine ray: a worker of the cluster was lost ({first_line(error)})") from None
         finally:
             for each in running:  # none, unless it was stopped
                 ray.cancel(each)

@@ -208,7 +208,11 @@ REFUSED: dict[str, Act] = {
     "checkpoint='10': must be a whole number": lambda there, new: there.evaluate(data, checkpoint="10"),
     "checkpoint=2.5: must be a whole number": lambda there, new: there.predict(data, checkpoint=2.5),
     "checkpoint=2.5: must be a whole": lambda there, new: there.weights(data, checkpoint=2.5),
-    "export to model: exported models come with serving": lambda there, new: there.export("model"),
+    "export: max_batch=0 must be a whole number from 1": lambda there, new: there.export(
+        "model", data, max_batch=0
+    ),
+    "name=a/b: must begin with a letter or digit": lambda there, new: there.export("model", data, name="a/b"),
+    "EvalSpec: exporters='worst' must be one of best, latest": both(test=EvalSpec(data, exporters="worst")),
     "train_and_evaluate: estimator must be an Estimator, not a function": both(estimator=model_fn),
     "train_and_evaluate: train_spec must be a TrainSpec, not a EvalSpec": both(EvalSpec(data)),
     "train_and_evaluate: eval_spec must be an EvalSpec, not a TrainSpec": both(test=TrainSpec(data, 1)),

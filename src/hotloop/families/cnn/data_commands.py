@@ -29,7 +29,6 @@ from hotloop.data.image_stores import (
 )
 from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.engine import processes
-from hotloop.engine.device import usable_cores
 from hotloop.engine.feed import Order, Resident
 from hotloop.engine.keys import sample_keys
 from hotloop.engine.loading import check_same_data, load_once
@@ -45,6 +44,7 @@ from hotloop.families.cnn.sources import (
     evaluation_batches,
     open_store,
 )
+from hotloop.machine import usable_cores
 from hotloop.rehearsal import begin_work
 
 IMAGENET = DATASET_SIZES["imagenet"]._asdict()

@@ -179,6 +179,14 @@ def resample_bytes(image: "Image.Image", grid: SamplingGrid, size: int, mirrored
     )
 
 
+def fit_to_network(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> Pixels:
+    """An RGB image as the bytes that a network sees: of ImageNet's the middle as in validation, of others all of it."""
+    if dataset == "imagenet":
+        return resample_bytes(image, grid_of_middle(*image.size, shape[0]), shape[0], False)
+    resized = image.convert("L" if shape[2] == 1 else "RGB").resize((shape[1], shape[0]))
+    return np.asarray(resized, np.uint8).reshape(shape)
+
+
 @dataclass(frozen=True, eq=False)
 class PhotoReader:
     """Which images, and how they become pixels."""

@@ -23,7 +23,7 @@ from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import images
 from hotloop.families.cnn.command_options import PredictConfig
 from hotloop.families.cnn.network import inference_logits
-from hotloop.families.cnn.photographs import grid_of_middle, resample_bytes
+from hotloop.families.cnn.photographs import fit_to_network
 from hotloop.families.cnn.saved_network import check_any, checkpoints_at, read_saved_network
 
 if TYPE_CHECKING:
@@ -98,11 +98,7 @@ def read_image(
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except ImageError as error:
         raise DataError(f"{path}: not a whole image ({error})") from None
-    differences = unlike_training(image, shape, dataset)
-    if dataset == "imagenet":
-        return resample_bytes(image, grid_of_middle(*image.size, shape[0]), shape[0], False), differences
-    resized = image.convert("L" if shape[2] == 1 else "RGB").resize((shape[1], shape[0]))
-    return np.asarray(resized, np.uint8).reshape(shape), differences
+    return fit_to_network(image, shape, dataset), unlike_training(image, shape, dataset)
 
 
 def unlike_training(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> list[str]:

@@ -29,7 +29,7 @@ from hotloop.data.jpeg import pillow
 from hotloop.data.load import load
 from hotloop.engine import processes
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
-from hotloop.engine.device import REPLICA, usable_cores
+from hotloop.engine.device import REPLICA
 from hotloop.engine.feed import Feed, Order, Resident, fill_up, gather_rows, placement_like
 from hotloop.engine.loading import check_same_data, load_once
 from hotloop.engine.loop import Evaluation, PerSample, Sums, evaluate_batches
@@ -45,6 +45,7 @@ from hotloop.families.cnn.photographs import (
     WantedImages,
     Workers,
 )
+from hotloop.machine import usable_cores
 
 SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60  # of pixels
 SYNTHETIC_IMAGES = 256  # that differ, at most: they are for measuring speed, and take memory

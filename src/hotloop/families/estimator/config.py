@@ -299,6 +299,10 @@ class TrainSpec:
 class EvalSpec:
     """Evaluate on `input_fn`, or its first `steps` batches, at every checkpoint, `throttle_seconds` apart at least.
 
+    `exporters` are words for when the model is also exported, to `export/WORD` in the model_dir: "best" after each
+    evaluation that is better than all before it (by `keep_best` of the RunConfig, else by the loss), "latest" after
+    each, "final" when the training ends.
+
     >>> from hotloop import EvalSpec
     >>> EvalSpec(input_fn=lambda: (features, labels), name="held_out").throttle_seconds
     0
@@ -308,6 +312,7 @@ class EvalSpec:
     steps: int | None = None
     name: str | None = None
     throttle_seconds: float = 0
+    exporters: str | Sequence[str] = ()
 
 
 def call_with_known(what: str, function: Any, /, **known: Any) -> Any:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -18,11 +18,13 @@ from hotloop.engine.device import device_mesh, platform, replicas_that_fit
 from hotloop.engine.feed import common_length, fill_up, gather_rows, path_name
 from hotloop.engine.interrupt import print_to_stderr
 from hotloop.engine.loop import Evaluation, evaluate_batches, means_of, pad_batch
+from hotloop.engine.model_folder import LARGEST_BATCH, make_ladder, write_model
+from hotloop.engine.model_place import check_place
 from hotloop.engine.progress import Show, advance_through, compiling, hide, show
 from hotloop.engine.run import append_line
 from hotloop.engine.sinks import console_line
 from hotloop.engine.stage_rows import TreeForm
-from hotloop.errors import CheckpointError, DataError, HotloopError, OptionError
+from hotloop.errors import CheckpointError, DataError, OptionError
 from hotloop.families.estimator import model
 from hotloop.families.estimator.config import (
     EvalSpec,
@@ -38,7 +40,9 @@ from hotloop.families.estimator.config import (
     check_whole,
     is_number,
     is_path,
+    is_whole,
 )
+from hotloop.families.estimator.export import Exporters, from_estimator, name_of
 from hotloop.families.estimator.inputs import FromArrays, Source, read_input, take_own_rows
 from hotloop.families.estimator.model import Job, State, build_job
 from hotloop.families.estimator.stages import count_devices
@@ -155,8 +159,12 @@ class Estimator:
 
     def _note(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
         if processes.is_writer():
-            append_line(self.model_dir / (f"eval_{name}" if name else "eval") / "results.jsonl", result)
+            append_line(self._results_file(name), result)
         return result
+
+    def _results_file(self, name: str | None = None) -> Path:
+        """Where the evaluations of that name are kept, a line each."""
+        return self.model_dir / (f"eval_{name}" if name else "eval") / "results.jsonl"
 
     def _announce(self, result: dict[str, Any], name: str | None) -> None:
         about = {"event": f"evaluation {name}" if name else "evaluation", "update": result["global_step"]}
@@ -189,9 +197,43 @@ class Estimator:
 
         return rows()
 
-    def export(self, path: str | Path) -> NoReturn:
-        """Not yet: it comes with serving."""
-        raise HotloopError(f"export to {path}: exported models come with serving, which is not there yet")
+    def export(
+        self,
+        path: str | Path,
+        input_fn: Any,
+        *,
+        name: str | None = None,
+        version: int | None = None,
+        checkpoint: int | None = None,
+        max_batch: int = LARGEST_BATCH,
+    ) -> Path:
+        """Write the model as a folder that `hotloop serve` answers from without its code, `path/NAME/VERSION`, and
+        return it: by the newest checkpoint or that of update `checkpoint`, compared in a fresh process.
+
+        The input tells the form of the features, of which the first few become examples. The name is the model_dir's
+        unless it is given, the version the next free number.
+        """
+        check_value("export: path", path, "a path", is_path(path))
+        check_whole("checkpoint", checkpoint)
+        check_value(
+            "export: max_batch", max_batch, "a whole number from 1", is_whole(max_batch) and max_batch > 0
+        )
+        check_value("export: version", version, "a whole number from 1", version is None or is_whole(version))
+        check_place(Path(path), name or name_of(self.model_dir), version)
+        exportable = from_estimator(self, input_fn, checkpoint)
+        folder = ""
+        if processes.is_writer():
+            ladder = make_ladder(max_batch)
+            with self._progress("exporting and comparing", None):
+                place, programs = write_model(
+                    exportable, Path(path), name=name, version=version, ladder=ladder
+                )
+            for line in programs.notices:
+                self._say(f"warning: {line}")
+            folder = str(place)
+        folder = processes.agreed(folder)
+        self._say(f"exported update {exportable.source['step']:,} of {self.model_dir} to {folder}")
+        return Path(folder)
 
     def latest_checkpoint(self) -> int | None:
         """The number of updates of the newest whole checkpoint; None where there is none."""
@@ -349,12 +391,20 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     source, job = estimator._read_served(eval_spec.input_fn, Mode.EVALUATE)
     estimator.config.check_best(job.spec.metrics)
     measure = estimator._make_measure(source, job, steps)
-    note = partial(estimator._note, name=eval_spec.name)
+    exporters = Exporters(estimator, eval_spec)
+
+    def note(result: dict[str, Any]) -> dict[str, Any]:
+        noted = estimator._note(result, eval_spec.name)
+        exporters.after_evaluation(noted)
+        return noted
+
     evaluation = CheckpointEvaluation(measure, note, every)
     run_training(estimator, train_spec.input_fn, None, max_steps, train_spec.hooks, evaluation)
     if evaluation.last and evaluation.last["global_step"] == estimator.latest_checkpoint():
+        exporters.at_end()
         return evaluation.last
     at, state = estimator._restore(job, None)
     result = note({**measure(state), "global_step": at})
     estimator._announce(result, eval_spec.name)
+    exporters.at_end()
     return result
