@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 # The jax build for this machine: NVIDIA's where nvidia-smi answers, else the plain one.
 ACCELERATOR := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda)
 EXTRAS = $(if $(ACCELERATOR),[$(ACCELERATOR)],)
+PREFIX_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix
 TEST_EXTRAS = [test$(if $(ACCELERATOR),$(,)$(ACCELERATOR),)]
 , := ,
 
-.PHONY: demo test test-slow check format peers clean
+.PHONY: demo test test-slow check format peers native native-test native-sanitize clean
 
 demo: $(VENV)/.installed  ## install, then show the product in under three minutes
 	$(BIN)/hotloop demo
@@ -30,11 +31,32 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-peers: $(VENV)/.installed-peers  ## ours against torch, BlackJAX and Keras, interleaved: needs a quiet machine
+peers: $(VENV)/.installed-peers  ## ours against torch, BlackJAX, Keras and flax, interleaved: needs a quiet machine
 	$(BIN)/hotloop bench peers
 
+native: | $(BIN)/python  ## the wheel of oneDNN's kernels for the CPU, in native/dist (a C++ compiler is needed)
+	rm -rf native/dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir native/dist ./native
+
+native-test: native | $(VENV)/.installed-test  ## its tests, the wheel installed beside the environment
+	rm -rf native/build/installed
+	$(PREFIX_INSTALL) native/build/installed native/dist/*.whl
+	PYTHONPATH=$$(echo $(CURDIR)/native/build/installed/lib/python*/site-packages):$(PYTHONPATH) \
+		$(BIN)/python -m pytest -n 0 tests/native tests/layers/test_native_conv.py
+
+native-sanitize: | $(VENV)/.installed  ## its C++ under the address and undefined behaviour sanitizers
+	$(PREFIX_INSTALL) native/build/required $$($(BIN)/python -c "import tomllib; \
+		print(*tomllib.load(open('native/pyproject.toml', 'rb'))['build-system']['requires'])")
+	PYTHONPATH=$$(echo $(CURDIR)/native/build/required/lib/python*/site-packages) \
+		cmake -S native -B native/build/sanitize -DPython_EXECUTABLE=$$(realpath -s $(BIN)/python) -DHOTLOOP_NATIVE_CHECKS=ON \
+		-DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+	cmake --build native/build/sanitize --parallel
+	native/build/sanitize/convolution_check
+	native/build/sanitize/recurrent_check
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist native/build native/dist .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "hotloop needs Python 3.11 or newer (set PYTHON=...)" >&2; exit 1; }

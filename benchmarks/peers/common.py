@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hotloop.bench.peers import QUIET, measure_load
@@ -47,6 +48,27 @@ def take_turns(
     return lengths, times
 
 
+FEWEST_ROUNDS = 3
+
+
+def rounds_within(limit: float, a_round: float, rounds: int) -> int:
+    """As many rounds as asked for, or as fit in `limit` seconds where one takes `a_round`, but three at least."""
+    return min(rounds, max(FEWEST_ROUNDS, int(limit / a_round)))
+
+
+def count_native_calls(program: str) -> int:
+    """Calls of the native package in the text of a compiled program; what a loop repeats is counted once."""
+    return program.count('custom_call_target="hotloop_')
+
+
+def native_version() -> str | None:
+    """Of hotloop-native where it is installed."""
+    try:
+        return version("hotloop-native")
+    except PackageNotFoundError:
+        return None
+
+
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
     """Median and range of theirs over ours, round by round."""
     values = [b / a for a, b in zip(ours, theirs, strict=True)]
@@ -71,10 +93,11 @@ def strictly(device: str, exact: bool) -> None:
 
 
 def save(path: Path, peers: dict[str, str], results: list[dict[str, object]]) -> None:
-    """The results as JSON, with the date, this machine and the peers' versions."""
+    """The results as JSON, with the date, this machine, the native package and the peers' versions."""
     record = {
         "date": time.strftime("%Y-%m-%d"),
         "environment": describe_environment(),
+        "hotloop_native": native_version(),
         **peers,
         "results": results,
     }

@@ -3,12 +3,12 @@
 The example's CIFAR network with dropout and SGD at 0.01, on random images that lie in memory as bytes. Ours is what a
 user of Estimator.train gets between one log record and another, in calls of 100 updates. It takes turns with the same
 update in a loop written by hand (estimator_ours.py: what the Estimator itself costs), torch eagerly, on a GPU also by
-torch.compile without and with CUDA graphs (estimator_torch.py), and Keras 3 on jax with executions as long as our calls
-(estimator_keras.py). Compiling, and the start of a train or a fit, are never timed. Before that, one update
-from the same weights without dropout must be as near to float64 as torch's on every side (estimator_checks.py), and
-a call of the Estimator must give the losses of the loop by hand, or the program stops. A round's ratio is the other's
-time over ours; a missed floor gives exit status 1. Give torch a quiet machine: its threads spin, and with other work
-on the cores its times multiply.
+torch.compile without and with CUDA graphs (estimator_torch.py), Keras 3 on jax with executions as long as our calls
+(estimator_keras.py), and flax.nnx in the loop that its documentation shows (estimator_nnx.py). Compiling, and the
+start of a train or a fit, are never timed. Before that, one update from the same weights without dropout must be as
+near to float64 as torch's on every side (estimator_checks.py), and a call of the Estimator must give the losses of the
+loop by hand, or the program stops. A round's ratio is the other's time over ours; a missed floor gives exit status 1.
+Give torch a quiet machine: its threads spin, and with other work on the cores its times multiply.
 """
 
 import argparse
@@ -31,12 +31,13 @@ import estimator_checks
 import estimator_torch
 import numpy as np
 import torch
-from common import load_before, ratios, save, seconds
+from common import count_native_calls, load_before, ratios, save, seconds
 from estimator_ours import ByEstimator, ByHand, Weights
 
 from hotloop.engine.device import setup
 
 RATE = 0.01
+OPTIONAL = {"keras": "keras", "nnx": "flax"}  # side: the package that it needs
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Case:
 
 
 CASES = {
-    "cpu": (Case("cifar-b32", 32, {"by hand": 0.98, "torch": 0.33, "keras": 1.0}),),
+    "cpu": (Case("cifar-b32", 32, {"by hand": 0.98, "torch": 1.0, "keras": 1.2, "nnx": 1.2}),),
     "gpu": (Case("cifar-b32", 32, {"by hand": 0.98}), Case("cifar-b512", 512, {"by hand": 0.98})),
 }
 
@@ -63,6 +64,7 @@ class Side:
     run: Callable[[int], float]
     least: int
     compile_seconds: float | None = None
+    native_calls: int | None = None
 
 
 def ours(case: Case, data: tuple[np.ndarray, np.ndarray], weights: Weights, folder: Path) -> dict[str, Side]:
@@ -76,9 +78,10 @@ def ours(case: Case, data: tuple[np.ndarray, np.ndarray], weights: Weights, fold
             estimator.update, case.per_call, compiled["lower_seconds"] + compiled["compile_seconds"]
         ),
         "by hand": Side(
-            lambda count: seconds(partial(by_hand.update, count)),
+            _timed(by_hand.update),
             case.per_call,
             by_hand.program.lower_seconds + by_hand.program.compile_seconds,
+            count_native_calls(by_hand.program.compiled.as_text()),
         ),
     }
 
@@ -112,12 +115,11 @@ def torchs(
                 raise
             print(f"{name} failed: {type(error).__name__}: {str(error)[:500]}")
             continue
-        run = partial(_timed, trainer.update)
-        yield name, Side(run, 10, first if mode else None)
+        yield name, Side(_timed(trainer.update), 10, first if mode else None)
 
 
-def _timed(update: Callable[[int], object], count: int) -> float:
-    return seconds(partial(update, count))
+def _timed(update: Callable[[int], object]) -> Callable[[int], float]:
+    return lambda count: seconds(partial(update, count))
 
 
 def keras_side(case: Case, data: tuple[np.ndarray, np.ndarray], weights: Weights) -> Side:
@@ -128,6 +130,18 @@ def keras_side(case: Case, data: tuple[np.ndarray, np.ndarray], weights: Weights
     trainer = estimator_keras.Trainer(model, *data, case.batch, RATE, case.per_call)
     trainer.update(case.per_call)
     return Side(trainer.update, case.per_call)
+
+
+def nnx_side(case: Case, data: tuple[np.ndarray, np.ndarray], weights: Weights) -> Side:
+    import estimator_nnx
+
+    network = estimator_nnx.Network(estimator_nnx.nnx.Rngs(0))
+    estimator_nnx.load(network, weights)
+    trainer = estimator_nnx.Trainer(network, *data, case.batch, RATE)
+    return Side(_timed(trainer.update), 10, seconds(partial(trainer.update, 3)))
+
+
+OTHERS = {"keras": keras_side, "nnx": nnx_side}
 
 
 def take_turns(
@@ -156,8 +170,7 @@ def compared(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         sides = ours(case, data, weights, Path(folder))
         sides |= torchs(case, data, weights, "cuda" if options.device == "gpu" else "cpu")
-        if options.keras:
-            sides["keras"] = keras_side(case, data, weights)
+        sides |= {name: OTHERS[name](case, data, weights) for name in options.others}
         lengths, times = take_turns(sides, options.rounds, options.seconds)
     rows = []
     for name, side in sides.items():
@@ -171,6 +184,7 @@ def compared(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             "rounds": options.rounds,
             "updates_a_round": lengths[name],
             "compile_seconds": side.compile_seconds,
+            "native_calls": side.native_calls,
             "floor": case.floors.get(name),
         }
         rows.append(row | {"missed": row["floor"] is not None and row["ratio"] < row["floor"]})
@@ -206,18 +220,23 @@ def chosen(options: argparse.Namespace) -> list[Case]:
 
 def main(arguments: list[str]) -> int:
     options, load = parsed(arguments), load_before()
-    if options.keras and find_spec("keras") is None:
-        print("Keras is not installed (pip install keras): left out")
-        options.keras = False
+    for name in [name for name in options.others if find_spec(OPTIONAL[name]) is None]:
+        print(f"{OPTIONAL[name]} is not installed (pip install {OPTIONAL[name]}): left out")
+        options.others.remove(name)
     cases = chosen(options)
     setup(options.device)
     torch.backends.cudnn.benchmark = True
-    errors = estimator_checks.check("cuda" if options.device == "gpu" else "cpu", options.keras)
+    errors = estimator_checks.check("cuda" if options.device == "gpu" else "cpu", options.others)
     print("an update in float32 is off float64 by: " + ", ".join(f"{n} {e:.1e}" for n, e in errors.items()))
+    peers = {package: version(package) for package in ("torch", *(OPTIONAL[name] for name in options.others))}
+    if "keras" in options.others:
+        import estimator_keras
+
+        peers["keras_execution"] = estimator_keras.describe_execution()
+        print(f"Keras {peers['keras']}: an execution of many steps is {peers['keras_execution']}")
     header()
     results = [row for case in cases for row in compared(case, options)]
     if options.json:
-        peers = {name: version(name) for name in ("torch", *(["keras"] if options.keras else []))}
         save(options.json, peers | {"load_before": f"{load:.2f}"}, results)
     return int(any(row["missed"] for row in results))
 
@@ -230,9 +249,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cases", metavar="NAME,...", help="only these")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each side")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
-    parser.add_argument("--no-keras", dest="keras", action="store_false", help="without Keras")
+    for name in OPTIONAL:
+        parser.add_argument(f"--no-{name}", action="store_true", help=f"without {OPTIONAL[name]}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.others = [name for name in OPTIONAL if not getattr(options, f"no_{name}")]
+    return options
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ batch; the float64 reference is torch's. The rate is large, so that weights befo
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import estimator_torch
@@ -42,12 +42,16 @@ def started() -> Weights:
     }
 
 
-def check(device: str, keras: bool) -> dict[str, float]:
-    """Every side's relative error of the gradient; where it is more than torch's can explain, the program stops."""
+def check(device: str, others: Collection[str]) -> dict[str, float]:
+    """Every side's relative error of the gradient; where it is more than torch's can explain, the program stops.
+
+    `others` are sides beside ours and torch: keras, nnx.
+    """
     weights, (images, labels) = started(), drawn(SAMPLES)
     strictly(device, True)
     with jax.default_matmul_precision("highest"):
-        moved = _ours(weights, images, labels) | (_keras(weights, images, labels) if keras else {})
+        moved = _ours(weights, images, labels)
+        moved |= {name: {"keras": _keras, "nnx": _nnx}[name](weights, images, labels) for name in others}
     for name, dtype in (("torch", torch.float32), ("float64", torch.float64)):
         moved[name] = _torch(weights, images, labels, device, dtype)
     strictly(device, False)
@@ -71,14 +75,23 @@ def _ours(weights: Weights, images: np.ndarray, labels: np.ndarray) -> dict[str,
         return {"ours": ours.weights(), "by hand": by_hand.state["weights"]}
 
 
-def _keras(weights: Weights, images: np.ndarray, labels: np.ndarray) -> dict[str, Weights]:
+def _keras(weights: Weights, images: np.ndarray, labels: np.ndarray) -> Weights:
     import estimator_keras
 
     model = estimator_keras.network(dropout=False)
     estimator_keras.load(model, weights)
     trainer = estimator_keras.Trainer(model, images, labels, SAMPLES, RATE, 1)
     trainer.model.fit(images, labels, batch_size=SAMPLES, verbose=0)
-    return {"keras": estimator_keras.weights_of(model)}
+    return estimator_keras.weights_of(model)
+
+
+def _nnx(weights: Weights, images: np.ndarray, labels: np.ndarray) -> Weights:
+    import estimator_nnx
+
+    network = estimator_nnx.Network(estimator_nnx.nnx.Rngs(0), dropout=False)
+    estimator_nnx.load(network, weights)
+    estimator_nnx.Trainer(network, images, labels, SAMPLES, RATE).update(1)
+    return estimator_nnx.weights_of(network)
 
 
 def _torch(

@@ -75,7 +75,7 @@ class Trainer:
         self.network = network.to(device, memory_format=torch.channels_last).train()
         self.images = torch.from_numpy(images).to(device)
         self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)
-        self.optimiser = torch.optim.SGD(self.network.parameters(), rate, fused=device == "cuda")
+        self.optimiser = torch.optim.SGD(self.network.parameters(), rate, fused=True)
         self.batch, self.device, self.loss = batch, device, self._loss
         self.batches = self._batches()
 

@@ -1,17 +1,19 @@
 """Our kernels against torch, interleaved in one run: python benchmarks/peers/kernels.py [--quick] [--save FILE].
 
 Ours is the program that `hotloop kernel` times: many iterations in one compiled call, checked against float64 first.
-Torch is a loop of calls (on a GPU, inference replays a CUDA graph of cuDNN's kernels, which is the strongest form it
-has). Both sides run in turn for several rounds; a round's ratio is torch's time over ours, so more is better for us.
-The table gives the median and the range of the rounds' ratios beside the floor that we hold ourselves to; a missed
-floor is said and gives exit status 1. Compilation and warm-up are not timed.
+Torch is a loop of calls (kernels_torch.py; on a GPU, inference replays a CUDA graph of cuDNN's kernels, which is the
+strongest form it has). Both sides run in turn for several rounds, fewer where a layer is so large that they would take
+longer than --limit; a round's ratio is torch's time over ours, so more is better for us. The table gives the median
+and the range of the rounds' ratios beside the floor that we hold ourselves to; a missed floor is said and gives exit
+status 1. Compilation and warm-up are not timed. `--cases "B256 T100" grouped` runs the cases that hold one of these.
 """
 
 import argparse
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +23,27 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both framewor
 import jax
 import numpy as np
 import torch
-from common import enough, ratios, save, seconds
+from common import (
+    count_native_calls,
+    enough,
+    load_before,
+    native_version,
+    ratios,
+    rounds_within,
+    save,
+    seconds,
+)
+from kernels_torch import torch_iterations
 
 from hotloop.engine.device import setup
 from hotloop.families.kernels import bench as ours
 from hotloop.families.kernels import config as configs
-from hotloop.families.kernels.bench import LayerBenchmark, make_job, prepare
+from hotloop.families.kernels.bench import CheckResult, LayerBenchmark, make_job, prepare
 
 TARGET_SECONDS = 0.3  # of one side's turn in a round
+LIMIT_SECONDS = 45.0  # of all rounds of a case
+FEWEST = 2  # iterations of a call of ours: the compiler would make no loop of one
+LARGE = 2e10  # operations of an iteration, from which on a trial is as short as may be
 
 
 @dataclass(frozen=True)
@@ -50,21 +65,31 @@ def both_modes(
 def cpu_cases() -> list[Case]:
     """The old programs' default shapes, and the larger ones that users ask about."""
     wide = configs.GroupedConv(batch_size=4, filter_in=128, filter_out=128, group_dim=4, block_repeats=1)
+    gru = configs.Gru(fused=True, batch_size=64, timesteps=25, hidden_size=512, input_size=512)
     return [
         *both_modes("rnn B1 T5 H128", configs.Rnn(), 8, 5),
         *both_modes("gru B1 T5 H128", configs.Gru(fused=True), 8, 5),
         *both_modes("gru B1 T5 H128, reset after", configs.Gru(fused=True, reset_after=True), 8, 5),
         *both_modes("lstm B1 T5 H128", configs.Lstm(fused=True), 8, 5),
         *both_modes("lstm-multi B1 T200 I16 H256 L2", configs.LstmMulti(), 1, 1),
-        *both_modes("grouped-conv 1x56x56x64, 64 groups, 10 blocks", configs.GroupedConv(), 0.2, 0.12),
-        *both_modes("grouped-conv 4x56x56x128, 32 groups", wide, 0.2, 0.12),
-        *both_modes("dense B32 N1024", configs.Dense(), 0.45, 0.45),
-        *both_modes(
-            "lstm B64 T25 H512",
-            configs.Lstm(batch_size=64, timesteps=25, hidden_size=512, fused=True),
-            0.45,
-            0.45,
-        ),
+        *both_modes("grouped-conv 1x56x56x64, 64 groups, 10 blocks", configs.GroupedConv(), 1, 1),
+        *both_modes("grouped-conv 4x56x56x128, 32 groups", wide, 1, 1),
+        *both_modes("dense B32 N1024", configs.Dense(), 1, 1),
+        *wide_recurrent(64, 25, 512),
+        *both_modes("gru B64 T25 H512, reset before", gru, 1, 1),
+        *wide_recurrent(256, 100, 512),
+    ]
+
+
+def wide_recurrent(batch: int, timesteps: int, hidden: int) -> list[Case]:
+    """The three recurrent layers in torch's own form: its GRU resets after the product."""
+    shape = {"batch_size": batch, "timesteps": timesteps, "hidden_size": hidden}
+    name = f"B{batch} T{timesteps} H{hidden}"
+    gru = configs.Gru(**shape, input_size=hidden, fused=True, reset_after=True)
+    return [
+        *both_modes(f"rnn {name}", configs.Rnn(**shape), 1, 1),
+        *both_modes(f"gru {name}, reset after", gru, 1, 1),
+        *both_modes(f"lstm {name}", configs.Lstm(**shape, fused=True), 1, 1),
     ]
 
 
@@ -91,55 +116,6 @@ def gpu_cases() -> list[Case]:
         *both_modes("dense B32 N1024", configs.Dense(), None, None),
         *both_modes("grouped-conv 1x56x56x64, 64 groups, 10 blocks", configs.GroupedConv(), None, None),
     ]
-
-
-class Stack(torch.nn.Module):
-    """LSTMs in a row and a dense layer of one output on the last hidden state."""
-
-    def __init__(self, config: configs.LstmMulti):
-        super().__init__()
-        self.layers = torch.nn.LSTM(config.input_size, config.hidden_size, config.num_layers)
-        self.readout = torch.nn.Linear(config.hidden_size, 1)
-
-    def forward(self, x):
-        return self.readout(self.layers(x)[0][-1])
-
-
-class Every(torch.nn.Module):
-    """All outputs of a recurrent layer, without its last state."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)[0]
-
-
-def torch_model(config: configs.LayerOptions) -> tuple[torch.nn.Module, tuple[int, ...]]:
-    """The same layer in torch, and the shape of its input."""
-    if isinstance(config, configs.Dense):
-        return torch.nn.Linear(config.size, config.size), (config.batch_size, config.size)
-    if isinstance(config, configs.GroupedConv):
-        side, k = config.input_size, config.kernel_size
-        blocks = [
-            torch.nn.Conv2d(
-                config.filter_in,
-                config.filter_out,
-                k,
-                config.stride,
-                k // 2,
-                groups=config.groups,
-                bias=False,
-            )
-            for _ in range(config.block_repeats)
-        ]
-        return torch.nn.Sequential(*blocks), (config.batch_size, config.filter_in, side, side)
-    if isinstance(config, configs.LstmMulti):
-        return Stack(config), (config.timesteps, config.batch_size, config.input_size)
-    kind = {configs.Rnn: torch.nn.RNN, configs.Gru: torch.nn.GRU, configs.Lstm: torch.nn.LSTM}[type(config)]
-    inputs = getattr(config, "input_size", config.hidden_size)
-    return Every(kind(inputs, config.hidden_size)), (config.timesteps, config.batch_size, inputs)
 
 
 def agree(bench: LayerBenchmark, model: torch.nn.Module, limit: float) -> float | None:
@@ -196,99 +172,56 @@ def _recurrent(params: dict[str, np.ndarray], number: int, forget: float) -> dic
     }
 
 
-def torch_loss(
-    config: configs.LayerOptions, shape: tuple[int, ...], device: str
-) -> Callable[..., torch.Tensor]:
-    """The loss that our kernel trains with."""
-    if isinstance(config, configs.Rnn | configs.Gru | configs.Lstm):
-        classes = min(shape[-1], config.hidden_size)
-        labels = torch.randint(classes, (shape[0] * shape[1],), device=device)
-        return lambda y: torch.nn.functional.cross_entropy(y.flatten(0, 1).float(), labels)
-    return lambda y: y.float().square().mean()
-
-
-def torch_iterations(
-    config: configs.LayerOptions, dtype: str, device: str
-) -> tuple[torch.nn.Module, Callable[[int], None]]:
-    """The model, and a function that runs so many iterations to their end."""
-    model, shape = torch_model(config)
-    kind = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
-    model = model.to(device, kind)
-    x = torch.randn(shape, device=device, dtype=kind)
-    if x.ndim == 4:
-        model, x = (
-            model.to(memory_format=torch.channels_last),
-            x.contiguous(memory_format=torch.channels_last),
-        )
-    one = _training(config, model, x, shape, device) if config.train else _inference(model, x, device)
-
-    def run(count: int) -> None:
-        with torch.inference_mode(not config.train):
-            for _ in range(count):
-                one()
-            if device == "cuda":
-                torch.cuda.synchronize()
-
-    return model, run
-
-
-def _training(config, model, x, shape, device) -> Callable[[], object]:
-    loss, optimiser = torch_loss(config, shape, device), torch.optim.SGD(model.parameters(), lr=1e-4)
-
-    def update() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        loss(model(x)).backward()
-        optimiser.step()
-
-    return update
-
-
-def _inference(model, x, device) -> Callable[[], object]:
-    if device == "cpu":
-        return lambda: model(x)
-    with torch.inference_mode():
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                model(x)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            model(x)
-    return graph.replay
-
-
-def compare(case: Case, device: jax.Device, rounds: int, target: float) -> dict[str, object]:
-    """Both sides in turn, so that a busy moment of the machine meets both."""
-    config = replace(case.config, batches_per_step=4)
-    job = make_job(config, device)
-    trial, dtype = prepare(job), job.dtype
-    if config.train:
+def check(trial: LayerBenchmark) -> CheckResult:
+    """Ours against float64, before anything is timed; the trial has run once then."""
+    if trial.job.config.train:
         checked = ours.check_training(trial.job, trial.state, trial.feed)
-    else:
         trial.step()
-        checked = ours.check_inference(trial.job, trial.state, trial.feed)
-    model, torch_run = torch_iterations(config, dtype, "cuda" if device.platform == "gpu" else "cpu")
-    difference = None if config.train else agree(trial, model, 1e-4 if dtype == "float32" else 2e-2)
+        return checked
     trial.step()
+    return ours.check_inference(trial.job, trial.state, trial.feed)
+
+
+def of_length(trial: LayerBenchmark, target: float) -> LayerBenchmark:
+    """The benchmark in calls of about `target` seconds: the trial itself where that is its length."""
+    config = trial.job.config
     each = seconds(trial.step) / config.batches_per_step
-    timed = replace(config, batches_per_step=max(1, round(target / each)))
-    bench = prepare(replace(job, config=timed))
+    length = max(FEWEST, round(target / each))
+    if length == config.batches_per_step:
+        return trial
+    bench = prepare(replace(trial.job, config=replace(config, batches_per_step=length)))
     bench.step()
-    iterations = enough(torch_run, target)
-    mine, theirs = [], []
-    for _ in range(rounds):
-        mine.append(seconds(bench.step) / timed.batches_per_step * 1e6)
-        theirs.append(seconds(partial(torch_run, iterations)) / iterations * 1e6)
+    return bench
+
+
+def compare(case: Case, device: jax.Device, options: argparse.Namespace) -> dict[str, object]:
+    """Both sides in turn, so that a busy moment of the machine meets both."""
+    job = make_job(replace(case.config, batches_per_step=2 * FEWEST), device)
+    if job.kernel.cost(1).flops > LARGE:
+        job = replace(job, config=replace(case.config, batches_per_step=FEWEST))
+    trial, dtype = prepare(job), job.dtype
+    checked = check(trial)
+    model, torch_run = torch_iterations(job.config, dtype, "cuda" if device.platform == "gpu" else "cpu")
+    difference = None if job.config.train else agree(trial, model, 1e-4 if dtype == "float32" else 2e-2)
+    bench = of_length(trial, options.seconds)
+    length, iterations = bench.job.config.batches_per_step, enough(torch_run, options.seconds)
+    turns = {"ours": (bench.step, length), "torch": (partial(torch_run, iterations), iterations)}
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    rounds = options.rounds
+    while len(times["ours"]) < rounds:
+        began = time.perf_counter()
+        for name, (run, count) in turns.items():
+            times[name].append(seconds(run) / count * 1e6)
+        rounds = rounds_within(options.limit, time.perf_counter() - began, rounds)
     return {
         "case": case.name,
         "dtype": dtype,
-        "ours_us": statistics.median(mine),
-        "torch_us": statistics.median(theirs),
-        **ratios(mine, theirs),
+        **{f"{name}_us": statistics.median(values) for name, values in times.items()},
+        **ratios(times["ours"], times["torch"]),
         "floor": case.floor,
         "rounds": rounds,
+        "iterations_a_round": {"ours": length, "torch": iterations},
+        "native_calls": count_native_calls(bench.program.compiled.as_text()),
         "error_against_float64": max(checked.errors.values()),
         "difference_from_torch": difference,
     }
@@ -300,7 +233,7 @@ def chosen(cases: list[Case], words: list[str]) -> Iterator[Case]:
             yield case
 
 
-def main() -> int:
+def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -313,16 +246,28 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side")
     parser.add_argument("--seconds", type=float, default=TARGET_SECONDS, help="length of a turn")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT_SECONDS,
+        help="seconds of a case's rounds, of which there are then fewer, but three at least",
+    )
     parser.add_argument("--save", type=Path, help="write the results as JSON")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.seconds, options.limit = 3, 0.05, 0.0
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    options, load = parsed(arguments), load_before()
     device = setup(options.device)
-    rounds, target = (3, 0.05) if options.quick else (options.rounds, options.seconds)
-    versions = f"jax {jax.__version__}, torch {torch.__version__}"
+    versions = f"jax {jax.__version__}, torch {torch.__version__}, hotloop-native {native_version()}"
     print(f"{device.device_kind}, {torch.get_num_threads()} torch threads; {versions}")
     print(f"{'case':48} {'ours us':>10} {'torch us':>10} {'ratio':>7} {'range':>15} {'floor':>6}")
     results = []
     for case in chosen(cpu_cases() if options.device == "cpu" else gpu_cases(), options.cases):
-        result = compare(case, device, rounds, target)
+        result = compare(case, device, options)
         results.append(result)
         spread = f"{result['ratio_low']:.2f} to {result['ratio_high']:.2f}"
         missed = case.floor is not None and result["ratio"] < case.floor
@@ -332,9 +277,9 @@ def main() -> int:
             flush=True,
         )
     if options.save:
-        save(options.save, {"torch": torch.__version__}, results)
+        save(options.save, {"torch": torch.__version__, "load_before": f"{load:.2f}"}, results)
     return int(any(r["floor"] is not None and r["ratio"] < r["floor"] for r in results))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -41,7 +41,7 @@ BATCHES = 500  # of a pass over the images
 START = 40  # updates from random weights to those that all sides begin with
 WARM_UP = 60  # updates of each side before it is timed
 LIKENESS = 0.1  # how far step sizes may part in them, relative; chance makes 0.01 to 0.02 of it
-FLOORS = {"torch": 1.1, "blackjax": 0.95}
+FLOORS = {"torch": 1.6, "blackjax": 0.95}
 
 
 @dataclass(frozen=True)

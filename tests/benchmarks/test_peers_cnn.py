@@ -30,10 +30,10 @@ def small(train: bool = True):
 def test_both_have_all_parameters_in_the_same_places() -> None:
     import cnn_torch
 
-    for name, side in (("cifar_resnet8", 32), ("resnet50", 224)):
+    for name, side in (("cifar_resnet8", 32), ("cifar_resnet20", 32), ("resnet50", 224)):
         ours = network.build(name, (side, side, 3), 10)
         found = [node.parameters for node in ours.nodes if node.parameters]
-        theirs = list(cnn_torch.layers(cnn_torch.MODELS[name](10)))
+        theirs = list(cnn_torch.layers(cnn_torch.build(name, 10)))
         assert len(found) == len(theirs)
         for values, layer in zip(found, theirs, strict=True):
             shapes = {n: cnn_torch.to_ours(t).shape for n, t in cnn_torch.leaves(layer) if n in values}
@@ -53,6 +53,20 @@ def test_logits_of_ours_are_as_near_to_float64_as_torchs() -> None:
     import cnn_checks
 
     assert cnn_checks.check(small(train=False), "cpu")["logits"]["ours"] < 1e-5
+
+
+def test_torch_with_its_norms_folded_gives_the_same_logits() -> None:
+    import cnn_checks
+    import cnn_torch
+
+    case = small(train=False)
+    trainer = cnn_checks.peer(case, cnn_checks.started(case), "cpu")
+    (whole,) = cnn_checks._their_logits(trainer)["logits"]
+    trainer.fold_norms()
+    assert not any(isinstance(module, cnn_torch.Norm) for module in trainer.model.modules())
+    (folded,) = cnn_checks._their_logits(trainer)["logits"]
+    np.testing.assert_allclose(folded, whole, rtol=1e-4, atol=1e-5)
+    assert np.ptp(whole) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -94,9 +108,10 @@ def test_a_comparison_reports_both_sides_and_a_missed_floor(
     ):
         assert cnn.main(arguments) == 1
     rows = {row["side"]: row for row in json.loads(file.read_text())["results"]}
-    assert set(rows) == {"ours", "torch"}
+    assert set(rows) == {"ours", "torch", "torch folded"}
     assert rows["ours"]["ratio"] == 1
-    assert rows["torch"]["missed"] and not rows["ours"]["missed"]
+    assert [side for side, row in rows.items() if row["missed"]] == ["torch"]
+    assert rows["ours"]["native_calls"] is not None
     assert rows["ours"]["memory_bytes"] > 4 * 78_000
     for row in rows.values():
         assert row["images_per_second"] == pytest.approx(4e3 / row["milliseconds"])
@@ -119,5 +134,6 @@ def test_the_cases_of_a_gpu_run_in_small_each_in_its_process() -> None:
     cases = cnn.chosen(cnn.parsed([*arguments, "--cases", names]))
     rows = cnn.in_processes(cases, arguments)
     assert [(row["case"], row["side"]) for row in rows] == [
-        (name, side) for name in names.split(",") for side in ("ours", "torch")
+        *(("resnet50-infer-b256", side) for side in ("ours", "torch", "torch folded")),
+        *(("resnet8-b64", side) for side in ("ours", "torch")),
     ]

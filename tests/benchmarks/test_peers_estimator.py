@@ -57,7 +57,7 @@ def test_torch_takes_every_sample_once_a_pass() -> None:
 def test_one_update_of_ours_is_as_near_to_float64_as_torchs() -> None:
     import estimator_checks
 
-    errors = estimator_checks.check("cpu", keras=False)
+    errors = estimator_checks.check("cpu", ())
     assert set(errors) == {"ours", "by hand", "torch"}
     assert all(error < 1e-5 for error in errors.values())
 
@@ -76,7 +76,7 @@ def test_a_wrong_term_in_ours_is_refused(name: str, wrong: object) -> None:
     import estimator_checks
 
     with mock.patch.object(our_network, name, wrong), pytest.raises(SystemExit, match="not timed"):
-        estimator_checks.check("cpu", keras=False)
+        estimator_checks.check("cpu", ())
 
 
 RIGHT_POOL = our_network.max_pool
@@ -88,11 +88,11 @@ def test_a_comparison_reports_every_side_and_a_missed_floor(
     import estimator
 
     file = tmp_path / "rows.json"
-    arguments = ["--rounds", "2", "--seconds", "0.001", "--no-keras", "--json", str(file)]
+    arguments = ["--rounds", "2", "--seconds", "0.001", "--no-keras", "--no-nnx", "--json", str(file)]
     small = estimator.Case("small", 4, {"by hand": 1e-9, "torch": 1e9}, per_call=2, samples=16)
     with (
         mock.patch.dict(estimator.CASES, cpu=(small,)),
-        mock.patch.object(estimator.estimator_checks, "check", lambda device, keras: {}),
+        mock.patch.object(estimator.estimator_checks, "check", lambda device, others: {}),
     ):
         assert estimator.main(arguments) == 1
     rows = {row["side"]: row for row in json.loads(file.read_text())["results"]}
@@ -122,13 +122,62 @@ def test_unknown_cases_are_refused_by_name() -> None:
 
 
 @pytest.mark.slow
+def test_nnx_makes_our_update_and_keeps_its_metrics() -> None:
+    pytest.importorskip("flax")
+    import estimator_checks
+    import estimator_nnx
+
+    assert estimator_checks.check("cpu", ["nnx"])["nnx"] < 1e-5
+    images, labels = estimator_checks.drawn(estimator_checks.SAMPLES)
+    network = estimator_nnx.Network(estimator_nnx.nnx.Rngs(0), dropout=False)
+    estimator_nnx.load(network, estimator_checks.started())
+    trainer = estimator_nnx.Trainer(network, images, labels, estimator_checks.SAMPLES, 100.0)
+    logits = np.asarray(network(images), np.float64)
+    trainer.update(1)
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = -np.log(shares[np.arange(len(labels)), labels]).mean()
+    assert float(trainer.metrics.compute()["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_nnx_drops_values_and_takes_every_sample_once_a_pass() -> None:
+    pytest.importorskip("flax")
+    import estimator_nnx
+
+    network = estimator_nnx.Network(estimator_nnx.nnx.Rngs(0))
+    trainer = estimator_nnx.Trainer(network, np.zeros((13, 32, 32, 3), np.uint8), np.arange(13), 4, 0.01)
+    passes = [np.concatenate([next(trainer.rows) for _ in range(3)]) for _ in range(2)]
+    assert all(len(set(each)) == 12 for each in passes)
+    assert list(passes[0]) != list(passes[1])
+    assert not network.after_pool.deterministic
+    assert network.after_pool.rate == 0.25 and network.after_dense.rate == 0.5
+
+
+@pytest.mark.slow
 def test_keras_makes_our_update_and_times_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("keras")
     import estimator
     import estimator_checks
 
-    assert estimator_checks.check("cpu", keras=True)["keras"] < 1e-5
+    assert estimator_checks.check("cpu", ["keras"])["keras"] < 1e-5
     small = estimator.Case("small", 4, per_call=2, samples=16)
     side = estimator.keras_side(small, estimator_checks.drawn(16), estimator_checks.started())
     assert 0 < side.run(2) < side.run(64)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("jax.lax.scan(step, state)", "one compiled loop"),
+        ("for _ in range(9): step()", "a loop in Python over"),
+    ],
+)
+def test_what_keras_makes_of_an_execution_is_read_from_its_source(
+    monkeypatch: pytest.MonkeyPatch, source: str, said: str
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    pytest.importorskip("keras")
+    import estimator_keras
+
+    monkeypatch.setattr(estimator_keras.inspect, "getsource", lambda module: source)
+    assert estimator_keras.describe_execution().startswith(said)

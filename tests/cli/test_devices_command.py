@@ -1,6 +1,7 @@
 """`hotloop devices`: the table, the JSON, and what an absent device says."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from platform import node
@@ -12,6 +13,8 @@ from hotloop.cli.main import main
 from hotloop.engine import measure as ceilings_module
 from hotloop.engine import processes
 from hotloop.engine.measure import Ceilings
+from hotloop.layers import native
+from hotloop.layers.kernel_table import Table, Times
 
 LIMITS = Ceilings(
     "a device", {"float32": 1.5, "bfloat16": 3.0}, "float32", 20.0, "2026-01-01T00:00:00+00:00", "0.10"
@@ -95,3 +98,39 @@ def test_only_an_accelerator_is_asked_of_every_command_that_computes(capsys, tmp
     assert main([*command.split(), "--only-accelerator"]) == 2
     assert "error: --only-accelerator: only a CPU was found" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_kernels_says_where_the_package_is_missing(capsys, asked, monkeypatch):
+    monkeypatch.setattr(native, "find_package", lambda: None)
+    assert main(["devices", "--kernels", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "not installed" in said.err and "pip install 'hotloop[native]'" in said.err
+    assert json.loads(said.out) == {"installed": False, "kernels": []}
+    assert asked == []
+
+
+def test_kernels_shows_both_times_and_what_is_taken(capsys, monkeypatch, tmp_path):
+    table = Table(tmp_path / "t.json", {})
+    monkeypatch.setattr(native, "find_package", lambda: object())
+    monkeypatch.setattr(native, "table", lambda: table)
+    assert main(["devices", "--kernels"]) == 0
+    assert "no shape was measured yet" in capsys.readouterr().out
+    table.find_times("conv forward: 8x4x4x3 stride=1", lambda: Times(2.0, 1.0))
+    table.find_times("conv kernel gradient: 8x4x4x3 stride=1", lambda: Times(1.0, 1.0))
+    assert main(["devices", "--kernels", "--no-native"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "switched off" in lines[0]
+    assert [re.split(r"\s{2,}", line) for line in lines[1:4]] == [
+        ["operation", "shapes", "plain ms", "native ms", "chosen"],
+        ["conv forward", "8x4x4x3 stride=1", "2.000", "1.000", "native"],
+        ["conv kernel gradient", "8x4x4x3 stride=1", "1.000", "1.000", "plain"],
+    ]
+    assert str(table.path) in lines[4]
+
+
+def test_no_native_also_holds_for_processes_that_the_command_starts(capsys, asked, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_NATIVE", "1")
+    assert main(["devices"]) == 0
+    assert os.environ["HOTLOOP_NATIVE"] == "1"
+    assert main(["devices", "--no-native"]) == 0
+    assert os.environ["HOTLOOP_NATIVE"] == "0"

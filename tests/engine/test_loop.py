@@ -1,6 +1,7 @@
 """Compiled calls: K changes nothing, nothing is traced twice, the state is used up, all metrics come back."""
 
 import re
+import sys
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from family_protocol import check_family, same_tree
 from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program, copy_state
+from hotloop.engine.loop import Program, copy_state, count_native_calls
 from hotloop.errors import HotloopError
 
 UPDATES = 75
@@ -245,3 +246,15 @@ def test_the_protocol_catches_an_evaluation_that_depends_on_the_batch() -> None:
 
     with pytest.raises(AssertionError, match="centred"):
         check_family(lambda *_: WALK_START, lambda _: walk, centred, "config", toy.data(37), 8)
+
+
+def test_calls_of_native_kernels_are_counted_by_name(monkeypatch):
+    class Lowered:
+        def as_text(self):
+            call = "%1 = stablehlo.custom_call @{}(%0)\n"
+            return "".join(map(call.format, ["hotloop_a", "hotloop_b", "hotloop_a", "Sharding"]))
+
+    monkeypatch.delitem(sys.modules, "hotloop_native", raising=False)
+    assert count_native_calls(Lowered()) == {}
+    monkeypatch.setitem(sys.modules, "hotloop_native", object())
+    assert count_native_calls(Lowered()) == {"hotloop_a": 2, "hotloop_b": 1}

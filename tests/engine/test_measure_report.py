@@ -138,6 +138,18 @@ def test_older_and_other_shapes_of_the_analyses_are_read(tmp_path):
     assert facts["memory"] == {**sizes, "total": 118, "peak": 118}
 
 
+def test_work_that_xla_does_not_count_is_said(tmp_path):
+    text = 'y = call(x), custom_call_target="hotloop_conv_forward"\nz = call(y), custom_call_target="TopK"'
+    program = types.SimpleNamespace(
+        cost_analysis=lambda: {"flops": 8}, memory_analysis=lambda: None, as_text=lambda: text
+    )
+    facts = measure.write_program_report(tmp_path, program, 0.5, "training")
+    assert facts["uncounted_calls"] == 1
+    assert (
+        "flops: 8 (without 1 calls of hotloop-native" in (tmp_path / "training" / "summary.txt").read_text()
+    )
+
+
 def test_a_device_that_counts_its_memory_is_in_the_summary(tmp_path, monkeypatch, compiled):
     counted = {"gpu:0": {"peak_bytes_in_use": 3 * 2**20}, "gpu:1": None}
     monkeypatch.setattr(measure, "device_memory", lambda: counted)

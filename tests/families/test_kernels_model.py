@@ -73,8 +73,11 @@ def reached(parts, start):
 def loop_body(text):
     """The lines that the program's outer loop, the one of six turns, runs at each of them."""
     parts = computations(text)
-    (line,) = [line for lines in parts.values() for line in lines if " while(" in line and SIX_TURNS in line]
-    return reached(parts, re.search(r"body=%?([\w.\-]+)", line)[1])
+    loops = [line for lines in parts.values() for line in lines if " while(" in line and SIX_TURNS in line]
+    bodies = {line: reached(parts, re.search(r"body=%?([\w.\-]+)", line)[1]) for line in loops}
+    # The compiler may write a scatter as a loop, of as many turns by chance: it lies in the body of the outer one.
+    (outer,) = [line for line in loops if not any(line in body for body in bodies.values())]
+    return bodies[outer]
 
 
 def products_in_loop(text):

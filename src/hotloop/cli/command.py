@@ -62,6 +62,9 @@ class Common:
     only_accelerator: bool = _common(
         False, "Stop with an error where only a CPU is found.", aliases=("--only-ipu",)
     )
+    native: bool = _common(
+        True, "On a CPU, take kernels of hotloop-native where they are faster; --no-native: never."
+    )
     config: str | None = _common(
         None, "A preset, or with --config-path a named part of that file.", metavar="NAME"
     )
@@ -117,6 +120,7 @@ class Context(Common, Console):
         own."""
         own = {word.partition("=")[0] for word in words}
         flags = {"--json": self.json, "--debug": self.debug, "--only-accelerator": self.only_accelerator}
+        flags["--no-native"] = not self.native
         added = ["--device", self.device] if self.device != "auto" and "--device" not in own else []
         return [*words, *added, *(flag for flag, is_set in flags.items() if is_set and flag not in own)]
 
@@ -145,6 +149,8 @@ class Command:
     children: tuple["Command", ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epilog: str = ""
+    first_group: str = ""
+    """The group of options that its help begins with, where its config's own come after many of another's."""
     aliases: tuple[str, ...] = ()
     config_option: str = ""
     """An option of its own that names a preset or a file, where the old program had one."""

@@ -12,9 +12,14 @@ from hotloop.options import option
 @dataclass(frozen=True)
 class DevicesConfig:
     calibrate: bool = option(False, "Measure again; use it when the machine was busy the first time.")
+    kernels: bool = option(
+        False, "Show which kernels of hotloop-native were measured to be faster, and stop."
+    )
 
 
 def run(config: DevicesConfig, context: Context) -> Result:
+    if config.kernels:
+        return show_kernels(context)
     chosen = context.open_device()
     from hotloop.engine import processes
     from hotloop.engine.device import describe_environment
@@ -39,6 +44,46 @@ def run(config: DevicesConfig, context: Context) -> Result:
             f"float32 products use {limits.float32_uses}; float32_highest is with precision='highest'"
         )
     return {**result, "ceilings": asdict(limits)}
+
+
+def show_kernels(context: Context) -> Result:
+    """The table of this machine's kernels by shape: both times, and which is taken."""
+    context.open_device()
+    from hotloop.layers import native
+
+    if native.find_package() is None:
+        context.say(f"hotloop-native is not installed, so XLA's own kernels are used: {native.INSTALL}")
+        return {"installed": False, "kernels": []}
+    if not native.is_wanted():
+        context.say(
+            "hotloop-native is switched off (--no-native, or HOTLOOP_NATIVE): XLA's own kernels are used"
+        )
+    table = native.table()
+    if table is None:  # and a line has said why
+        return {"installed": True, "kernels": []}
+    found = []
+    for key, times in sorted(table.kernels.items()):
+        operation, _, shapes = key.partition(": ")
+        chosen = "native" if times.is_native_faster else "plain"
+        found.append({"operation": operation, "shapes": shapes, **asdict(times), "chosen": chosen})
+    if found:
+        context.table(
+            ("operation", "shapes", "plain ms", "native ms", "chosen"),
+            [
+                (
+                    *list(each.values())[:2],
+                    *(f"{each[ms]:.3f}" for ms in ("plain_ms", "native_ms")),
+                    each["chosen"],
+                )
+                for each in found
+            ],
+        )
+    else:
+        context.say("no shape was measured yet: that is done when a program first needs it")
+    context.say(
+        f"kept in {table.path or 'this process alone (HOTLOOP_CACHE=off)'}; delete it to measure anew"
+    )
+    return {"installed": True, "file": table.path, "kernels": found}
 
 
 def describe_process(platform: str) -> dict[str, Any]:

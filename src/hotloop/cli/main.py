@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from hotloop.cli.command import Command, Context, Result, print_error, print_json, spell_options
-from hotloop.engine.interrupt import Stopped, leave_at_once, raise_stops
+from hotloop.engine.interrupt import Stopped, leave_at_once, leave_if_due, raise_stops
 from hotloop.errors import DISK_ERRORS, HotloopError, OptionError, did_you_mean
 from hotloop.options import (
     options_of,
@@ -31,6 +31,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recommender": ("hotloop.cli.recommender", "Train and use the deep autoencoder for ratings."),
     "cnn": ("hotloop.cli.cnn", "Train, validate and use ResNets on ImageNet, CIFAR and MNIST."),
     "estimator": ("hotloop.cli.estimator", "Train and test a small CNN on CIFAR-10 with the Estimator."),
+    "export": ("hotloop.cli.export", "Make a trained model a folder that can be served without its code."),
+    "serve": ("hotloop.cli.serve", "Answer requests from exported models, over HTTP."),
+    "request": ("hotloop.cli.request", "Send requests to a server; say how fast and how right it answers."),
     "launch": ("hotloop.cli.launch", "Run a command as several processes, here or on several machines."),
     "compat": ("hotloop.cli.compat", "Run a command line of the older scripts."),
     "bench": ("hotloop.cli.bench", "Run benchmark files, compare results, show them on a page."),
@@ -45,7 +48,9 @@ USAGE_ERROR, DEFECT, BROKEN_PIPE = 2, 1, 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; its exit status: 0, 2 for a user's error, 1 for a defect, 128 + N for signal N."""
-    return _exit_status(dispatch, list(sys.argv[1:] if argv is None else argv))
+    status = _exit_status(dispatch, list(sys.argv[1:] if argv is None else argv))
+    leave_if_due(status)
+    return status
 
 
 def run_program(command: Command, argv: Sequence[str] | None = None) -> int:
@@ -88,7 +93,7 @@ def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
             traceback.print_exc()
         print_error(text)
         if _has_flag(words, "--json"):
-            print_json({"error": text})
+            print_json({**getattr(error, "result", {}), "error": text})
         if processes:
             processes.end(status, text)
         return status
@@ -174,6 +179,8 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
         context.warn(notice)
     for line in resolved.replacements:
         context.say(line)
+    if not common.native:
+        os.environ["HOTLOOP_NATIVE"] = "0"  # for processes that it starts, too
     for option, flag in command.xla_flags.items():
         if getattr(config, option):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()

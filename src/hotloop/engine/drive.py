@@ -303,6 +303,10 @@ class _Driver:
             program.compile(state, count)
             lowering, compiling = program.lower_seconds - before[0], program.compile_seconds - before[1]
             at |= {"updates_per_call": length, "lower_seconds": lowering, "compile_seconds": compiling}
+            if program.native_calls:
+                at["native_calls"] = program.native_calls
+            if program.compiler_options:
+                at["compiler_options"] = program.compiler_options
             self.run.event("compile", **at)
             if self.report is not None:
                 write_program_report(self.report, program.compiled, lowering + compiling, "training")

@@ -6,7 +6,10 @@ batch of an update depend on its number alone. An `Evaluation` counts every samp
 number of devices: batches are filled up with samples that are left out of the sums.
 """
 
+import re
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import copy
@@ -19,6 +22,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hotloop.compiler_options import choose_options
 from hotloop.engine import feed as feeds
 from hotloop.engine import processes
 from hotloop.engine.device import platform
@@ -84,6 +88,10 @@ class Program:
         self.any_count = self.loop == "while" and feed.any_count
         """Whether one compilation serves calls of every length."""
         self.lower_seconds = self.compile_seconds = 0.0
+        self.native_calls: dict[str, int] = {}
+        """Of the call compiled last, how often its program calls each kernel of hotloop-native."""
+        self.compiler_options: dict[str, str | bool] = {}
+        """What the compiler was given, as `choose_options` has it."""
         self.executables: dict[int, Any] = {}
         """By the most updates that each can make: one alone where it serves calls of every length."""
 
@@ -105,7 +113,9 @@ class Program:
         with compiling(recorded=True):
             call = lower()
             lowered = time.perf_counter()
-            self.executables[capacity] = call.compile()
+            self.native_calls = count_native_calls(call)
+            self.compiler_options = choose_options(call, platform())
+            self.executables[capacity] = call.compile(compiler_options=self.compiler_options)
         self.lower_seconds += lowered - started
         self.compile_seconds += time.perf_counter() - lowered
         _await_others(state, self.feed.like(count))
@@ -165,6 +175,13 @@ class Program:
         results = places if several else everywhere, everywhere
         looped = jax.jit(loop, donate_argnums=0, out_shardings=results)
         return lambda: looped.lower(state, self.feed.like(count), self.key, np.uint32(0), np.int32(count))
+
+
+def count_native_calls(lowered: Any) -> dict[str, int]:
+    """The kernels of hotloop-native in a program, and how often each is called there."""
+    if "hotloop_native" not in sys.modules:
+        return {}  # nothing can call it, and the text of a large program takes a while
+    return dict(Counter(re.findall(r"custom_call @(hotloop_\w+)", lowered.as_text())))
 
 
 def _await_others(*trees: Any) -> None:
@@ -309,7 +326,7 @@ class Evaluation:
             everywhere = self._everywhere or everywhere_like(spread)
             lowered = jax.jit(sums_of_batches, out_shardings=everywhere).lower(spread, self._data)
             self.lower_seconds = time.perf_counter() - started
-            self.compiled = lowered.compile()
+            self.compiled = lowered.compile(compiler_options=choose_options(lowered, platform()))
         self.compile_seconds = time.perf_counter() - started - self.lower_seconds
         _await_others(spread, self._data)
 

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
+from hotloop.layers import native_conv
 from hotloop.layers.paths import Operation, materialise
 
 Padding = Literal["SAME", "VALID"]
@@ -162,10 +163,15 @@ def _folded(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
     )
 
 
-forward = Operation(_plain, cpu=("canonical", _canonical_forward), cuda=("folded", _folded))
-input_gradient = Operation(input_gradient_of(_plain), cpu=("canonical", _canonical_dx))
+forward = Operation(
+    _plain, native_conv.FORWARD, cpu=("canonical", _canonical_forward), cuda=("folded", _folded)
+)
+input_gradient = Operation(
+    input_gradient_of(_plain), native_conv.INPUT_GRADIENT, cpu=("canonical", _canonical_dx)
+)
 kernel_gradient = Operation(
     kernel_gradient_of(_plain),
+    native_conv.KERNEL_GRADIENT,
     cpu=("canonical", _product_dw),
     cuda=("folded", kernel_gradient_of(_folded)),
 )

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
+from hotloop.layers import native_conv
 from hotloop.layers.conv import (
     LAYOUT,
     Convolve,
@@ -179,10 +180,14 @@ def _taps_or(bundled: Convolve, taps: Convolve) -> tuple[str, Convolve]:
     return "taps or bundles", choose
 
 
-forward = Operation(_plain, cpu=_taps_or(_bundled, taps_forward))
+forward = Operation(_plain, native_conv.FORWARD, cpu=_taps_or(_bundled, taps_forward))
 input_gradient = Operation(
-    input_gradient_of(_plain), cpu=_taps_or(input_gradient_of(_bundled), taps_input_gradient)
+    input_gradient_of(_plain),
+    native_conv.INPUT_GRADIENT,
+    cpu=_taps_or(input_gradient_of(_bundled), taps_input_gradient),
 )
 kernel_gradient = Operation(
-    kernel_gradient_of(_plain), cpu=_taps_or(kernel_gradient_of(_bundled), taps_kernel_gradient)
+    kernel_gradient_of(_plain),
+    native_conv.KERNEL_GRADIENT,
+    cpu=_taps_or(kernel_gradient_of(_bundled), taps_kernel_gradient),
 )

@@ -17,8 +17,9 @@ from jax import Array, lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.nn import sigmoid
 
+from hotloop.layers import native_recurrent
 from hotloop.layers.dense import TransposedProduct, kernel_gradient, matmul, prepare_transposed, wide
-from hotloop.layers.paths import Operation, materialise_on_cpu
+from hotloop.layers.paths import Operation, Rival, materialise_on_cpu
 
 SHORT = 8
 
@@ -39,14 +40,15 @@ Turned = tuple[TransposedProduct, ...]
 class Cell(NamedTuple):
     """The formulas of one kind of cell; `h`, the first entry of a state, is also the output.
 
-    `kernels(recurrent)`: the recurrent weights (an array, or several) cut as the step uses them, kernels [H, O] first,
-    a bias after them. `zero(z)`: the state before the first step, for one step's z. `step(z, kernels, state)`: the next
-    state and the gate sums; None in a kernel's place means a zero state, whose product is left out. `factors(sums,
-    states)`: from the sums of all steps and the states before each, whatever `back` and `weights` multiply with.
-    `back(kernels, factors, d_state)`: one step's gradient of z and of the state before it, the kernels turned and
-    without the bias. `weights(factors, states, dz)`: the recurrent weights' gradient.
+    `name`: in `CELLS`. `kernels(recurrent)`: the recurrent weights (an array, or several) cut as the step uses them,
+    kernels [H, O] first, a bias after them. `zero(z)`: the state before the first step, for one step's z. `step(z,
+    kernels, state)`: the next state and the gate sums; None in a kernel's place means a zero state, whose product is
+    left out. `factors(sums, states)`: from the sums of all steps and the states before each, whatever `back` and
+    `weights` multiply with. `back(kernels, factors, d_state)`: one step's gradient of z and of the state before it, the
+    kernels turned and without the bias. `weights(factors, states, dz)`: the recurrent weights' gradient.
     """
 
+    name: str
     kernels: Callable[[Any], tuple[Array, ...]]
     zero: Callable[[Array], State]
     step: Callable[[Array, Kernels, State], tuple[State, Array]]
@@ -58,7 +60,7 @@ class Cell(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def recur(cell: Cell, z_TBG: Array, recurrent: Any, state: State | None) -> tuple[Array, State]:
     """All outputs [T, B, H] and the last state, for input sums `z` that are known before; no state means zero."""
-    (outputs, *_), last, _ = _run(z_TBG, recurrent, state, cell=cell)
+    outputs, last = _call(_infer, (z_TBG, recurrent, state), cell)
     return outputs, last
 
 
@@ -68,33 +70,43 @@ def _remember(cell: Cell, z: Any, recurrent: Any, state: Any) -> tuple[tuple[Arr
         (z, recurrent, state),
         is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal),
     )
-    states, last, sums = _run(z, recurrent, state, cell=cell)
+    states, last, sums = _call(_run, (z, recurrent, state), cell)
     return (states[0], last), (recurrent, state, states, sums)
 
 
 def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array, Any, State | None]:
     recurrent, state, states, sums = saved
     d_outputs, d_last = gradients
-    start = tuple(jnp.zeros_like(part[0]) for part in states) if state is None else state
-    before = tuple(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(start, states, strict=True))
-    factors = cell.factors(sums, before)
     if isinstance(d_outputs, SymbolicZero):  # only the last state was used: nothing comes in at each step
         d_outputs = None
     d_last = tuple(jnp.zeros(d.shape) if isinstance(d, SymbolicZero) else d for d in d_last)
     d_last = tuple(d.astype(wide(sums.dtype)) for d in d_last)
-    dz, d_state = _run_back(d_outputs, recurrent, factors, d_last, cell=cell)
-    d_recurrent = jax.tree.map(
-        lambda d, part: d.astype(part.dtype), cell.weights(factors, before, dz), recurrent
-    )
-    d_start = tuple(d.astype(part.dtype) for d, part in zip(d_state, start, strict=True))
-    return dz, d_recurrent, None if state is None else d_start
+    dz, d_recurrent, d_state = _call(_run_back, (d_outputs, recurrent, state, states, sums, d_last), cell)
+    return dz, d_recurrent, d_state
 
 
 recur.defvjp(_remember, _backward, symbolic_zeros=True)
 
 
-def _forward_loop(z_TBG: Array, recurrent: Any, state: State | None, *, cell: Cell, platform: str) -> Any:
+def _call(operation: Operation, operands: Any, cell: Cell) -> Any:
+    """Operations take arrays and settings: `form` says what the arrays are, None among them."""
+    arrays, form = jax.tree.flatten(operands)
+    return operation(*arrays, form=form, cell=cell.name)
+
+
+def _infer_loop(*arrays: Array, form: Any, cell: str, platform: str) -> Any:
+    """Every output and the last state."""
+    (outputs, *_), last, _ = _forward_loop(*arrays, form=form, cell=cell, platform=platform)
+    return outputs, last
+
+
+def _forward_loop(*arrays: Array, form: Any, cell: str, platform: str) -> Any:
     """Every state, the last one, and the gate sums (which cost nothing where they are not read)."""
+    z_TBG, recurrent, state = jax.tree.unflatten(form, arrays)
+    return _run_forward(z_TBG, recurrent, state, CELLS[cell], platform)
+
+
+def _run_forward(z_TBG: Array, recurrent: Any, state: State | None, cell: Cell, platform: str) -> Any:
     kernels = cell.kernels(recurrent)
 
     def step(state: State, z: Array) -> tuple[State, tuple[State, Array]]:
@@ -121,8 +133,23 @@ def _written_out(z_TBG: Array, kernels: tuple[Array, ...], cell: Cell) -> Any:
     return states, steps[-1][0], sums.astype(z_TBG.dtype)
 
 
-def _backward_loop(
-    d_outputs: Array | None, recurrent: Any, factors: Factors, d_last: State, *, cell: Cell, platform: str
+def _backward_loop(*arrays: Array, form: Any, cell: str, platform: str) -> Any:
+    """The gradients of `z`, of the recurrent weights, and of the first state (None where there was none)."""
+    d_outputs, recurrent, state, states, sums, d_last = jax.tree.unflatten(form, arrays)
+    formulas = CELLS[cell]
+    start = tuple(jnp.zeros_like(part[0]) for part in states) if state is None else state
+    before = tuple(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(start, states, strict=True))
+    factors = formulas.factors(sums, before)
+    dz, d_state = _run_backward(d_outputs, recurrent, factors, d_last, formulas, platform)
+    d_recurrent = jax.tree.map(
+        lambda d, part: d.astype(part.dtype), formulas.weights(factors, before, dz), recurrent
+    )
+    d_start = tuple(d.astype(part.dtype) for d, part in zip(d_state, start, strict=True))
+    return dz, d_recurrent, None if state is None else d_start
+
+
+def _run_backward(
+    d_outputs: Array | None, recurrent: Any, factors: Factors, d_last: State, cell: Cell, platform: str
 ) -> Any:
     timesteps, batch, _ = factors[0].shape
     kernels = [kernel for kernel in cell.kernels(recurrent) if kernel.ndim == 2]
@@ -140,12 +167,13 @@ def _backward_loop(
     return dz, d_state
 
 
-_run = Operation(
-    partial(_forward_loop, platform="gpu"), cpu=("cpu loop", partial(_forward_loop, platform="cpu"))
-)
-_run_back = Operation(
-    partial(_backward_loop, platform="gpu"), cpu=("cpu loop", partial(_backward_loop, platform="cpu"))
-)
+def _operation(loop: Callable[..., Any], rival: Rival) -> Operation:
+    return Operation(partial(loop, platform="gpu"), rival, cpu=("cpu loop", partial(loop, platform="cpu")))
+
+
+_infer = _operation(_infer_loop, native_recurrent.INFER)
+_run = _operation(_forward_loop, native_recurrent.FORWARD)
+_run_back = _operation(_backward_loop, native_recurrent.BACKWARD)
 
 
 def _plus(z: Array, h: Array, kernel: Array | None) -> Array:
@@ -301,12 +329,19 @@ def _reset_after_gradient(factors: Factors, states: State, dz: Array) -> tuple[A
     return kernel_gradient(states[0], d_products), d_of_candidate.sum((0, 1))
 
 
-RNN = Cell(lambda whole: (whole,), _zero(1), _rnn_step, _rnn_factors, _rnn_back, _whole_gradient)
-GRU = Cell(_gru_kernels, _zero(3), _gru_step, _gru_factors, _gru_back, _gru_gradient)
+RNN = Cell("rnn", lambda whole: (whole,), _zero(1), _rnn_step, _rnn_factors, _rnn_back, _whole_gradient)
+GRU = Cell("gru", _gru_kernels, _zero(3), _gru_step, _gru_factors, _gru_back, _gru_gradient)
 GRU_RESET_AFTER = Cell(
-    tuple, _zero(3), _reset_after_step, _reset_after_factors, _reset_after_back, _reset_after_gradient
+    "gru_reset_after",
+    tuple,
+    _zero(3),
+    _reset_after_step,
+    _reset_after_factors,
+    _reset_after_back,
+    _reset_after_gradient,
 )
 LSTM = Cell(
+    "lstm",
     lambda whole: (whole,),
     lambda z: (*_zero(4)(z), *_zero(4)(z.astype(wide(z.dtype)))),
     _lstm_step,
@@ -314,3 +349,4 @@ LSTM = Cell(
     _lstm_back,
     _whole_gradient,
 )
+CELLS = {cell.name: cell for cell in (RNN, GRU, GRU_RESET_AFTER, LSTM)}

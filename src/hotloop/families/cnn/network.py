@@ -372,7 +372,7 @@ class NetworkBuilder:
 
     def flatten(self, name: str, x: str) -> str:
         shape = (prod(self.shapes[x]),)
-        return self.add("flatten", name, (x,), shape, lambda leaves, x: x.reshape(len(x), -1))
+        return self.add("flatten", name, (x,), shape, lambda leaves, x: x.reshape(x.shape[0], -1))
 
     def logits(self, name: str, x: str, classes: int) -> str:
         """The last, fully connected layer, kernel [features, classes]; its output stays in float32."""

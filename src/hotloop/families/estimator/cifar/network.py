@@ -128,7 +128,7 @@ class Network:
             elif layer.kind == "dropout":
                 x = apply_dropout(x, drawn[start + place - 1], layer.rate) if train else x
             elif layer.kind == "flatten":
-                x = x.reshape(len(x), -1)
+                x = x.reshape(x.shape[0], -1)
             else:
                 sums = _dense(weights[layer.name], x)
                 x = sums if layer is self.layers[-1] else sums.astype(x.dtype)

@@ -1,0 +1,61 @@
+"""oneDNN's convolutions, and recurrences of our own, as handlers of XLA's foreign function interface: the library.
+
+It knows neither jax nor hotloop: `load()` gives the library, `TARGETS` the names of the handlers in it, and whoever
+calls them registers them.
+"""
+
+import ctypes
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+VERSION = "0.1.0"
+__version__ = VERSION
+
+TARGETS = (
+    "hotloop_conv_forward",
+    "hotloop_conv_bias",
+    "hotloop_conv_input_gradient",
+    "hotloop_conv_kernel_gradient",
+    "hotloop_recurrent_infer",
+    "hotloop_recurrent_forward",
+    "hotloop_recurrent_backward",
+)
+
+# In the order in which they need one another. A library that is loaded is found again by its name, wherever it lies:
+# so the wheels need not be on the loader's path.
+RUNTIME_LIBRARIES = (
+    ("intel-cmplr-lib-rt", "libintlc.so.5"),
+    ("intel-cmplr-lib-rt", "libimf.so"),
+    ("tbb", "libtbb.so.12"),
+    ("onednn-cpu-tbb", "libdnnl.so.3"),
+)
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The handlers' library, with oneDNN and TBB loaded before it.
+
+    Raises ImportError where a package of theirs is not installed, OSError where a file is missing or does not load.
+    """
+    for package, name in RUNTIME_LIBRARIES:
+        _open(_path_in(package, name))
+    return _open(Path(__file__).with_name("libhotloop_native.so"))
+
+
+def _path_in(package: str, name: str) -> Path:
+    try:
+        listed = files(package) or ()
+    except PackageNotFoundError:
+        raise ImportError(f"hotloop-native needs the package {package}: pip install {package}") from None
+    for file in listed:
+        if file.name == name:
+            return Path(file.locate()).resolve()
+    raise OSError(f"{name} is not in the installed package {package}: install it again")
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise OSError(f"{path.name} of hotloop-native cannot be loaded: {error}") from None

@@ -1,0 +1,80 @@
+// The inner loops of products and recurrences, compiled for three generations of x86-64 processors; `kernels()` gives the
+// best that this one can run. They know nothing of threads: a caller hands each a range of rows and of panels.
+#pragma once
+
+#include <cstdint>
+
+namespace hotloop {
+
+// So many terms of a sum are added in registers; their weights, of one panel, stay in the second-level cache.
+constexpr int64_t BLOCK = 512;
+
+// The element of row i and column j is data[i * row + j * column].
+struct Matrix {
+  const float* data;
+  int64_t row, column;
+};
+
+struct Range {
+  int64_t begin, end;
+};
+
+// c[rows, columns] (row by row, `width` apart) = a[rows, terms] b[terms, columns].
+struct Product {
+  int64_t rows, terms, columns;
+  Matrix a, b;
+  float* c;
+  int64_t width;
+  bool add;  // to what is in c
+};
+
+enum class Cell : int64_t { rnn, gru, gru_reset_after, lstm };
+
+struct Sizes {
+  Cell cell;
+  int64_t steps, batch, hidden;
+};
+
+// Arrays [steps, batch, gates * hidden] unless said; null where the cell has none.
+struct Forward {
+  Sizes sizes;
+  const float *z, *bias;     // bias: [hidden], of the candidate's product (reset after)
+  const float *h0, *c0;      // [batch, hidden]; null: zero
+  const float* weights;      // packed, gate after gate
+  float *h, *c, *sums;       // sums: null where nothing is kept for gradients; c is then [batch, hidden], the last
+  float *reset_h, *update;   // [batch, hidden], between the two phases of a step (reset before)
+};
+
+struct Backward {
+  Sizes sizes;
+  const float *d_outputs, *sums, *h, *c, *h0, *c0;  // no d_outputs: nothing comes in at each step
+  const float *dh_last, *dc_last;                   // [batch, hidden]
+  const float* weights;                             // packed and transposed, part after part: see `parts`
+  float *dz, *dh0, *dc0;  // dh0, dc0: [batch, hidden], also what is carried from step to step
+  float* beside;          // [steps, batch, hidden], reset h (reset before) or d candidate * reset (reset after)
+};
+
+struct Kernels {
+  int64_t width;  // columns of a panel
+  // Panels of columns, padded with zeros: terms * padded columns floats in all. Blocks of terms, panels, terms, columns.
+  void (*pack)(Matrix b, int64_t terms, int64_t columns, Range panels, float* packed);
+  // The part of a product: `columns` begins at a multiple of the width. `work`: `product_work` floats.
+  void (*multiply)(const Product& product, Range rows, Range columns, float* work);
+  int64_t product_work;
+  // One phase (of `forward_phases` a step) for some rows and panels of units. `work`: `step_work(...)` floats.
+  void (*forward)(const Forward& pass, int64_t phase, Range rows, Range panels, float* work);
+  // Phase 0 is the first of the last step; after the first step's last, one phase more gives the gradient of h0.
+  void (*backward)(const Backward& pass, int64_t phase, Range rows, Range panels, float* work);
+  int64_t (*step_work)(Sizes sizes);
+};
+
+const Kernels& kernels();
+
+// Static: each build of the kernels has its own.
+static inline int64_t gates_of(Cell cell) { return cell == Cell::rnn ? 1 : cell == Cell::lstm ? 4 : 3; }
+static inline int64_t sums_of(Cell cell) { return cell == Cell::rnn ? 1 : cell == Cell::gru ? 3 : 4; }
+static inline int64_t phases_of(Cell cell) { return cell == Cell::gru ? 2 : 1; }
+// Gates whose gradients are multiplied with the transposed weights together; the rest follow as a second part.
+static inline int64_t first_part(Cell cell) { return cell == Cell::rnn ? 1 : cell == Cell::lstm ? 4 : 2; }
+
+}  // namespace hotloop

@@ -1,0 +1,18 @@
+// Whole sequences of a recurrent layer in float32, forward and backward, shared out among threads. Knows nothing of XLA.
+#pragma once
+
+#include "kernels.h"
+#include "team.h"
+
+namespace hotloop {
+
+// Of the recurrent weights u[hidden, gates * hidden]. Fills pass.h, pass.c and pass.sums; the packed weights and what lies
+// between two phases are found here. Throws std::bad_alloc.
+void run_forward(Forward pass, const float* u, int64_t threads, const Team::Schedule& schedule);
+
+// Fills pass.dz, pass.dh0 (rightly only where `wants_start`; else it is space to work in), pass.dc0, and the gradients
+// of u and, for a GRU that resets after the product, of its bias.
+void run_backward(Backward pass, const float* u, bool wants_start, float* du, float* d_bias, int64_t threads,
+                  const Team::Schedule& schedule);
+
+}  // namespace hotloop

@@ -1,0 +1,33 @@
+"""Options of XLA's compiler for one program, given where they were measured to be faster (docs/layers.md).
+
+They concern the program alone, never the process, and are recorded with its compilation. This knows programs as the
+compiler gets them, not what they are for: the engine compiles with them, and layers time their paths as they will run.
+"""
+
+import os
+import re
+from typing import Any
+
+from hotloop.machine import usable_cores
+
+LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
+# What XLA:CPU hands to YNNPACK by default, without its convolutions: those run on one core up to 64 output channels,
+# XLA's other kernel runs on all of them.
+WITHOUT_CONVOLUTIONS: dict[str, str | bool] = {
+    LIBRARY: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+}
+CONVOLUTION = re.compile(r"stablehlo\.convolution\(.*")
+# The other kernel takes neither groups nor float64, which would be left with naive loops.
+TAKEN = re.compile(r"batch_group_count = 1 .*feature_group_count = 1 .*xf32>$")
+
+
+def choose_options(lowered: Any, platform: str) -> dict[str, str | bool]:
+    """The options for a traced and lowered program; empty where the compiler's own choice stays.
+
+    A CPU of several cores computes float32 convolutions without YNNPACK, unless XLA_FLAGS say what it is for.
+    """
+    if platform != "cpu" or usable_cores() == 1 or LIBRARY in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    text = lowered.compiler_ir().operation.get_asm(large_elements_limit=8)
+    found = CONVOLUTION.findall(text)
+    return WITHOUT_CONVOLUTIONS if found and all(map(TAKEN.search, found)) else {}

@@ -1,0 +1,81 @@
+"""Convolutions by the handlers of `hotloop-native`, NHWC by HWIO, grouped or not, in the arguments that the operations
+of `conv.py` and `grouped_conv.py` have.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from hotloop.layers import native
+from hotloop.layers.paths import Rival
+
+Pads = tuple[tuple[int, int], tuple[int, int]]
+FEW_CHANNELS = 16
+"""Up to which XLA:CPU has no fast convolution."""
+SLOW_WORK = 10**8
+"""Multiplications below which nobody needs to hear that a convolution is slow."""
+
+
+def forward(x: Array, kernel: Array, *, stride: int, pads: Pads, groups: int = 1) -> Array:
+    y: Array = native.call(
+        "hotloop_conv_forward",
+        _result(x, kernel, stride, pads),
+        x,
+        kernel,
+        **_attributes(stride, pads, groups),
+    )
+    return y
+
+
+def input_gradient(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads, groups: int = 1) -> Array:
+    attributes = _attributes(stride, pads, groups)
+    dx: Array = native.call("hotloop_conv_input_gradient", _like(x), dy, kernel, **attributes)
+    return dx
+
+
+def kernel_gradient(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads, groups: int = 1) -> Array:
+    attributes = _attributes(stride, pads, groups)
+    dkernel: Array = native.call("hotloop_conv_kernel_gradient", _like(kernel), x, dy, **attributes)
+    return dkernel
+
+
+def _attributes(stride: int, pads: Pads, groups: int) -> dict[str, Any]:
+    edges = np.array(pads, np.int64).ravel()
+    return {"strides": np.array([stride, stride], np.int64), "pads": edges, "groups": np.int64(groups)}
+
+
+def _like(array: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
+
+
+def _result(x: Array, kernel: Array, stride: int, pads: Pads) -> jax.ShapeDtypeStruct:
+    sizes = zip(x.shape[1:3], kernel.shape[:2], pads, strict=True)
+    rows, columns = ((size + low + high - k) // stride + 1 for size, k, (low, high) in sizes)
+    return jax.ShapeDtypeStruct((x.shape[0], rows, columns, kernel.shape[3]), x.dtype)  # type: ignore[no-untyped-call]
+
+
+def is_slow_forward(x: Array, kernel: Array, *, groups: int = 1, **_: Any) -> bool:
+    """Whether XLA:CPU has no fast kernel for it, and it is large enough for that to be felt."""
+    kh, kw, channels, filters = kernel.shape
+    work = x.shape[0] * x.shape[1] * x.shape[2] * kh * kw * channels * filters
+    return work >= SLOW_WORK and (groups > 1 or max(channels, filters) <= FEW_CHANNELS)
+
+
+def is_slow_gradient(x: Array, kernel: Array, dy: Array, *, stride: int, groups: int = 1, **_: Any) -> bool:
+    """The same for the gradient by the input, where strides come in."""
+    work = dy.size * kernel.size // kernel.shape[3]
+    strided = stride > 1 and kernel.shape[:2] != (1, 1)
+    return is_slow_forward(x, kernel, groups=groups) or (strided and work >= SLOW_WORK)
+
+
+FORWARD = Rival("conv forward", "hotloop_conv_forward", forward, stacked=(0,), is_slow=is_slow_forward)
+INPUT_GRADIENT = Rival(
+    "conv input gradient",
+    "hotloop_conv_input_gradient",
+    input_gradient,
+    stacked=(0, 2),
+    is_slow=is_slow_gradient,
+)
+KERNEL_GRADIENT = Rival("conv kernel gradient", "hotloop_conv_kernel_gradient", kernel_gradient)

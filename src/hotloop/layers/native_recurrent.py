@@ -1,0 +1,109 @@
+"""Recurrences by the handlers of `hotloop-native`: a whole sequence in one call, forward and backward.
+
+They take what the operations of `recurrence.py` take, keep the same sums, and give the same gradients; what a cell
+does not have is an empty array there. `CELLS` are the cells in the package's numbering.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from hotloop.layers import native
+from hotloop.layers.paths import Rival
+
+CELLS = ("rnn", "gru", "gru_reset_after", "lstm")
+GATES = {"rnn": 1, "gru": 3, "gru_reset_after": 3, "lstm": 4}
+SUMS = {"rnn": 1, "gru": 3, "gru_reset_after": 4, "lstm": 4}
+
+
+def infer(*arrays: Array, form: Any, cell: str) -> Any:
+    """Every output and the last state."""
+    z, recurrent, state = jax.tree.unflatten(form, arrays)
+    operands = (z, *_weights(recurrent, cell), *_both(state))
+    timesteps, batch, hidden = _sizes(z, cell)
+    results = (_floats(timesteps, batch, hidden), _of_lstm(cell, batch, hidden))
+    outputs, c = native.call("hotloop_recurrent_infer", results, *operands, cell=_number(cell))
+    return outputs, (outputs[-1], c) if cell == "lstm" else (outputs[-1],)
+
+
+def forward(*arrays: Array, form: Any, cell: str) -> Any:
+    """Every state, the last one, and the gate sums."""
+    z, recurrent, state = jax.tree.unflatten(form, arrays)
+    operands = (z, *_weights(recurrent, cell), *_both(state))
+    timesteps, batch, hidden = _sizes(z, cell)
+    results = (
+        _floats(timesteps, batch, hidden),
+        _of_lstm(cell, timesteps, batch, hidden),
+        _floats(timesteps, batch, SUMS[cell] * hidden),
+    )
+    h, c, sums = native.call("hotloop_recurrent_forward", results, *operands, cell=_number(cell))
+    states = (h, c) if cell == "lstm" else (h,)
+    return states, tuple(part[-1] for part in states), sums
+
+
+def backward(*arrays: Array, form: Any, cell: str) -> Any:
+    """The gradients of `z`, of the recurrent weights, and of the first state (None where there was none)."""
+    d_outputs, recurrent, state, states, sums, d_last = jax.tree.unflatten(form, arrays)
+    kernel, _ = _weights(recurrent, cell)
+    timesteps, batch, hidden = states[0].shape
+    dz, d_kernel, d_bias, dh, dc = native.call(
+        "hotloop_recurrent_backward",
+        (
+            _floats(timesteps, batch, GATES[cell] * hidden),
+            _floats(*kernel.shape),
+            _floats(hidden if cell == "gru_reset_after" else 0),
+            _floats(batch, hidden),
+            _of_lstm(cell, batch, hidden),
+        ),
+        _empty() if d_outputs is None else d_outputs,
+        kernel,
+        sums,
+        *_both(states),
+        *_both(state),
+        *_both(d_last),
+        cell=_number(cell),
+        wants_start=state is not None,
+    )
+    d_recurrent = (d_kernel, d_bias) if cell == "gru_reset_after" else d_kernel
+    d_state = (dh, dc) if cell == "lstm" else (dh,)
+    return dz, d_recurrent, None if state is None else d_state
+
+
+def _sizes(z: Array, cell: str) -> tuple[int, int, int]:
+    timesteps, batch, sums = z.shape
+    return timesteps, batch, sums // GATES[cell]
+
+
+def _number(cell: str) -> np.int64:
+    return np.int64(CELLS.index(cell))
+
+
+def _weights(recurrent: Any, cell: str) -> tuple[Array, Array]:
+    """The kernel, and the bias of the candidate's product."""
+    return recurrent if cell == "gru_reset_after" else (recurrent, _empty())
+
+
+def _both(state: tuple[Array, ...] | None) -> tuple[Array, Array]:
+    """h and c."""
+    h, c = (*(state or ()), _empty(), _empty())[:2]
+    return h, c
+
+
+def _empty() -> Array:
+    return jnp.zeros(0, jnp.float32)
+
+
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)  # type: ignore[no-untyped-call]
+
+
+def _of_lstm(cell: str, *shape: int) -> jax.ShapeDtypeStruct:
+    return _floats(*shape) if cell == "lstm" else _floats(0)
+
+
+INFER = Rival("recurrence inference", "hotloop_recurrent_infer", infer)
+FORWARD = Rival("recurrence forward", "hotloop_recurrent_forward", forward)
+BACKWARD = Rival("recurrence backward", "hotloop_recurrent_backward", backward)

@@ -1,0 +1,174 @@
+"""The table of measured times: kept for the next process, shared with others, made anew when damaged."""
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hotloop.layers import kernel_table, native
+from hotloop.layers.kernel_table import Table, Times
+
+MACHINE = {"cpu": "a processor"}
+
+
+def never() -> Any:
+    raise AssertionError("measured again")
+
+
+def test_what_was_measured_is_kept_for_the_next_process(tmp_path: Path) -> None:
+    path = tmp_path / "kernels" / "t.json"
+    assert Table(path, MACHINE).find_times("a", lambda: Times(2.0, 1.0)) == Times(2.0, 1.0)
+    assert Table(path, MACHINE).find_times("b", lambda: Times(1.0, 2.0)) == Times(1.0, 2.0)
+    again = Table(path, MACHINE)
+    assert again.find_times("a", never).is_native_faster
+    assert not again.find_times("b", never).is_native_faster
+    assert json.loads(path.read_text())["machine"] == MACHINE
+
+
+def test_two_tables_of_one_file_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    one, other = Table(path, MACHINE), Table(path, MACHINE)
+    one.find_times("a", lambda: Times(2.0, 1.0))
+    other.find_times("b", lambda: Times(1.0, 2.0))
+    assert one.find_times("b", never) == Times(1.0, 2.0)
+    assert other.find_times("a", never) == Times(2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"fault": null, "kernels": {"a": {"plain_ms": "x", "native_ms": 1}}}',
+        '{"fault": null, "kernels": {"a": {"plain_ms": 1}}}',
+        '{"fault": 3, "kernels": {}}',
+        '{"fault": null, "kernels": [1]}',
+    ],
+)
+def test_a_damaged_table_is_measured_anew_with_one_line(tmp_path: Path, caplog, text: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    table = Table(path, MACHINE)
+    assert table.find_times("a", lambda: Times(2.0, 1.0)) == Times(2.0, 1.0)
+    assert caplog.messages == [f"{path}: damaged, so the kernels of this machine are measured anew"]
+    assert Table(path, MACHINE).find_times("a", never) == Times(2.0, 1.0)
+
+
+def test_without_a_cache_it_lives_as_long_as_the_process(monkeypatch) -> None:
+    monkeypatch.setenv("HOTLOOP_CACHE", "off")
+    table = kernel_table.table_for("some version")
+    assert table.path is None
+    table.find_times("a", lambda: Times(2.0, 1.0))
+    assert kernel_table.table_for("some version").find_times("a", never) == Times(2.0, 1.0)
+
+
+def test_a_folder_that_cannot_be_written_costs_the_next_process_its_time_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    table = Table(tmp_path / "file" / "t.json", MACHINE)
+    assert table.find_times("a", lambda: Times(2.0, 1.0)) == Times(2.0, 1.0)
+
+
+def test_each_kind_of_machine_and_version_has_its_own_table(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path))
+    paths = {kernel_table.table_for("1").path, kernel_table.table_for("2").path}
+    for name, value in (("cpu_model", lambda: "another"), ("usable_cores", lambda: 77)):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel_table, name, value)
+            paths.add(kernel_table.table_for("1").path)
+    monkeypatch.setenv("XLA_FLAGS", "--another")
+    paths.add(kernel_table.table_for("1").path)
+    assert len(paths) == 5
+
+
+def test_of_processes_that_start_together_one_measures(tmp_path: Path) -> None:
+    """Each thread opens the file by itself, as a process does."""
+    measured: list[str] = []
+
+    def measure() -> Times:
+        measured.append("once")
+        time.sleep(0.1)
+        return Times(2.0, 1.0)
+
+    tables = [Table(tmp_path / "t.json", MACHINE) for _ in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda table: table.find_times("a", measure), tables))
+    assert found == [Times(2.0, 1.0)] * 3
+    assert measured == ["once"]
+
+
+def test_a_line_tells_of_long_measuring_and_then_more_and_more_rarely(
+    tmp_path: Path, caplog, monkeypatch
+) -> None:
+    clock = iter(range(0, 10**6, 2))
+    monkeypatch.setattr(kernel_table.time, "perf_counter", lambda: float(next(clock)))
+    table = Table(tmp_path / "t.json", MACHINE)
+    for i in range(20):
+        table.find_times(str(i), lambda: Times(2.0, 1.0))
+    assert [line.split(";")[0].split(": ")[1] for line in caplog.messages] == [
+        "2 measured, 4 s so far",
+        "8 measured, 16 s so far",
+    ]
+
+
+def test_a_fault_for_good_is_kept_and_another_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    assert Table(path, MACHINE).find_fault(lambda: ("no library", False)) == "no library"
+    assert Table(path, MACHINE).find_fault(lambda: ("signal 4", True)) == "signal 4"
+    assert Table(path, MACHINE).find_fault(never) == "signal 4"
+
+
+@pytest.mark.parametrize(
+    ("code", "fault", "for_good"),
+    [
+        ("pass", "", True),
+        ("import os; os.kill(os.getpid(), 4)", "it ends by signal 4 on this CPU", True),
+        ("import os; os.kill(os.getpid(), 11)", "it ends by signal 11 on this CPU", True),
+        ("raise SystemExit('no such library')", "no such library", False),
+    ],
+)
+def test_a_child_process_finds_what_the_cpu_faults_on(code: str, fault: str, for_good: bool) -> None:
+    assert native.find_fault([sys.executable, "-S", "-c", code]) == (fault, for_good)
+
+
+def test_a_child_that_hangs_is_no_verdict_for_good(monkeypatch) -> None:
+    monkeypatch.setattr(native, "PROBE_SECONDS", 0.2)
+    fault, for_good = native.find_fault([sys.executable, "-S", "-c", "import time; time.sleep(9)"])
+    assert "could not be tried out" in fault
+    assert not for_good
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="kernels for the CPU")
+def test_every_turn_of_the_timed_loop_does_the_work() -> None:
+    x = jnp.ones((8, 8))
+    compiled = kernel_table.compile_loop(lambda x, w: jnp.sin(x) @ w, (x, x))
+    assert compiled(3, (x, x))[0].shape == (8, 8)
+    entry = compiled.as_text().split("ENTRY")[1]
+    # XLA's own way would be to compute it before the loop, in the entry.
+    assert "sine" not in entry
+    assert "dot" not in entry
+    hoisted = jax.jit(lambda n, x: jax.lax.fori_loop(0, n, lambda _, y: jnp.sin(x) @ x, x))
+    assert "dot" in hoisted.lower(3, x).compile().as_text().split("ENTRY")[1]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="kernels for the CPU")
+def test_the_path_with_more_work_takes_longer_even_inside_a_trace() -> None:
+    found = []
+
+    def measure(x: Any) -> Any:
+        def many(x: Any) -> Any:
+            for _ in range(40):
+                x = jnp.sin(x)
+            return x
+
+        found.append(kernel_table.time_both(many, jnp.sin, [jax.ShapeDtypeStruct((64, 64), jnp.float32)]))
+        return x
+
+    jax.jit(measure)(jnp.ones(()))
+    assert found[0].plain_ms > 5 * found[0].native_ms > 0
