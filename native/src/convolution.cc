@@ -60,13 +60,14 @@ dnnl::primitive_attr own_scratchpad() {
 Forward describe_forward(Pass pass, const Shapes& s) {
   const auto kind = dnnl::prop_kind::forward_inference;
   const auto direct = dnnl::algorithm::convolution_direct;
+  const bool sums = pass == Pass::bias_sum || pass == Pass::bias_sum_relu;
+  const bool rectifies = pass == Pass::bias_relu || pass == Pass::bias_sum_relu;
+  dnnl::post_ops after;
+  if (sums) after.append_binary(dnnl::algorithm::binary_add, s.y);
+  if (rectifies) after.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
   auto attributes = own_scratchpad();
-  if (pass == Pass::bias_relu) {
-    dnnl::post_ops relu;
-    relu.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
-    attributes.set_post_ops(relu);
-  }
-  const bool has_bias = pass == Pass::bias || pass == Pass::bias_relu;
+  attributes.set_post_ops(after);
+  const bool has_bias = sums || rectifies || pass == Pass::bias;
   return {engine(), kind,      direct,   s.x,     s.any_kernel, has_bias ? s.bias : Desc(),
           s.y,      s.strides, s.before, s.after, attributes};
 }
@@ -125,7 +126,8 @@ Key key_of(Pass pass, const Geometry& g, int64_t threads) {
 
 memory view(const Desc& desc, const void* data) { return {desc, engine(), const_cast<void*>(data)}; }
 
-void execute(const Plan& plan, const float* first, const float* second, const float* bias, float* result) {
+void execute(const Plan& plan, const float* first, const float* second, const float* bias, const float* residual,
+             float* result) {
   const Shapes& s = plan.shapes;
   Workspace workspace(plan.kernel_bytes + std::max(plan.scratchpad.get_size(), plan.turn_scratchpad.get_size()));
   char* scratch = workspace.data() + plan.kernel_bytes;
@@ -153,6 +155,7 @@ void execute(const Plan& plan, const float* first, const float* second, const fl
   } else {
     operands.insert({{DNNL_ARG_SRC, view(s.x, first)}, {DNNL_ARG_DST, view(s.y, result)}});
     if (bias) operands.insert({DNNL_ARG_BIAS, view(s.bias, bias)});
+    if (residual) operands.insert({DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, view(s.y, residual)});
   }
   plan.compute.execute(stream(), operands);
 }
@@ -184,10 +187,10 @@ std::string complaint(const Geometry& g) {
 }
 
 void convolve(Pass pass, const Geometry& g, int64_t threads, const float* first, const float* second,
-              const float* bias, float* result) {
+              const float* bias, const float* residual, float* result) {
   run_on(threads, [&] {
     const auto plan = plans().get(key_of(pass, g, available_threads()), [&] { return make_plan(pass, g); });
-    execute(*plan, first, second, bias, result);
+    execute(*plan, first, second, bias, residual, result);
   });
 }
 

@@ -18,14 +18,15 @@ struct Geometry {
   int64_t groups;
 };
 
-enum class Pass { forward, bias, bias_relu, input_gradient, kernel_gradient };
+enum class Pass { forward, bias, bias_relu, bias_sum, bias_sum_relu, input_gradient, kernel_gradient };
 
 // What is wrong with the geometry in one line, or nothing.
 std::string complaint(const Geometry& g);
 
-// Computes `result` from `first` and `second`: (x, w) -> y, (x, w, bias) -> y, (dy, w) -> dx or (x, dy) -> dw.
+// Computes `result` from `first` and `second`: (x, w) -> y, (x, w, bias) -> y, (x, w, bias, residual) -> y (`sum`),
+// (dy, w) -> dx or (x, dy) -> dw.
 // `threads`: at most so many. Throws dnnl::error or std::bad_alloc; the geometry must have no complaint.
 void convolve(Pass pass, const Geometry& g, int64_t threads, const float* first, const float* second,
-              const float* bias, float* result);
+              const float* bias, const float* residual, float* result);
 
 }  // namespace hotloop

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "convolution.h"
+#include "pool_guard.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -12,6 +13,7 @@ namespace {
 
 using hotloop::Geometry;
 using hotloop::Pass;
+using hotloop::refuse;
 using Image = ffi::Buffer<ffi::F32, 4>;
 using Vector = ffi::Buffer<ffi::F32, 1>;
 using Numbers = ffi::Span<const int64_t>;
@@ -21,11 +23,10 @@ Geometry geometry(Numbers x, Numbers w, Numbers y, Numbers strides, Numbers pads
           pads[0], pads[1], pads[2], pads[3], groups};
 }
 
-ffi::Error refuse(const std::string& why) { return ffi::Error::InvalidArgument("hotloop-native: " + why); }
-
 // `x`, `w`, `y`: the sizes of the image, the kernel and the result, whichever of them are computed.
 ffi::Error run(Pass pass, Numbers x, Numbers w, Numbers y, Numbers strides, Numbers pads, int64_t groups,
-               const ffi::ThreadPool& pool, const float* first, const float* second, const float* bias, float* result) {
+               const ffi::ThreadPool& pool, const float* first, const float* second, const float* bias, const float* residual,
+               float* result) {
   if (strides.size() != 2 || pads.size() != 4) return refuse("strides are two numbers, pads four");
   if (groups < 1 || x[0] != y[0] || w[3] != y[3] || w[2] * groups != x[3]) {
     return refuse("images, channels or filters of the operands do not agree");
@@ -33,7 +34,7 @@ ffi::Error run(Pass pass, Numbers x, Numbers w, Numbers y, Numbers strides, Numb
   const Geometry g = geometry(x, w, y, strides, pads, groups);
   if (const std::string why = complaint(g); !why.empty()) return refuse(why);
   try {
-    convolve(pass, g, pool.num_threads(), first, second, bias, result);
+    convolve(pass, g, pool.num_threads(), first, second, bias, residual, result);
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("hotloop-native: ") + error.what());
   }
@@ -43,26 +44,34 @@ ffi::Error run(Pass pass, Numbers x, Numbers w, Numbers y, Numbers strides, Numb
 ffi::Error forward(ffi::ThreadPool pool, Image x, Image w, ffi::Result<Image> y, Numbers strides, Numbers pads,
                    int64_t groups) {
   return run(Pass::forward, x.dimensions(), w.dimensions(), y->dimensions(), strides, pads, groups, pool,
-             x.typed_data(), w.typed_data(), nullptr, y->typed_data());
+             x.typed_data(), w.typed_data(), nullptr, nullptr, y->typed_data());
 }
 
 ffi::Error bias(ffi::ThreadPool pool, Image x, Image w, Vector b, ffi::Result<Image> y, Numbers strides, Numbers pads,
                 int64_t groups, bool relu) {
   if (b.dimensions()[0] != w.dimensions()[3]) return refuse("one bias is needed for each filter");
   return run(relu ? Pass::bias_relu : Pass::bias, x.dimensions(), w.dimensions(), y->dimensions(), strides, pads,
-             groups, pool, x.typed_data(), w.typed_data(), b.typed_data(), y->typed_data());
+             groups, pool, x.typed_data(), w.typed_data(), b.typed_data(), nullptr, y->typed_data());
+}
+
+ffi::Error bias_sum(ffi::ThreadPool pool, Image x, Image w, Vector b, Image r, ffi::Result<Image> y, Numbers strides,
+                    Numbers pads, int64_t groups, bool relu) {
+  if (b.dimensions()[0] != w.dimensions()[3]) return refuse("one bias is needed for each filter");
+  if (r.element_count() != y->element_count()) return refuse("what is added must have the result's size");
+  return run(relu ? Pass::bias_sum_relu : Pass::bias_sum, x.dimensions(), w.dimensions(), y->dimensions(), strides, pads,
+             groups, pool, x.typed_data(), w.typed_data(), b.typed_data(), r.typed_data(), y->typed_data());
 }
 
 ffi::Error input_gradient(ffi::ThreadPool pool, Image dy, Image w, ffi::Result<Image> dx, Numbers strides,
                           Numbers pads, int64_t groups) {
   return run(Pass::input_gradient, dx->dimensions(), w.dimensions(), dy.dimensions(), strides, pads, groups, pool,
-             dy.typed_data(), w.typed_data(), nullptr, dx->typed_data());
+             dy.typed_data(), w.typed_data(), nullptr, nullptr, dx->typed_data());
 }
 
 ffi::Error kernel_gradient(ffi::ThreadPool pool, Image x, Image dy, ffi::Result<Image> dw, Numbers strides,
                            Numbers pads, int64_t groups) {
   return run(Pass::kernel_gradient, x.dimensions(), dw->dimensions(), dy.dimensions(), strides, pads, groups, pool,
-             x.typed_data(), dy.typed_data(), nullptr, dw->typed_data());
+             x.typed_data(), dy.typed_data(), nullptr, nullptr, dw->typed_data());
 }
 
 }  // namespace
@@ -75,6 +84,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_conv_forward, forward,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Image>().Arg<Image>().HOTLOOP_SETTINGS);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_conv_bias, bias,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Image>().Arg<Image>().Arg<Vector>().HOTLOOP_SETTINGS.Attr<bool>("relu"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_conv_bias_sum, bias_sum,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Image>().Arg<Image>().Arg<Vector>().Arg<Image>().HOTLOOP_SETTINGS
+        .Attr<bool>("relu"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_conv_input_gradient, input_gradient,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Image>().Arg<Image>().HOTLOOP_SETTINGS);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_conv_kernel_gradient, kernel_gradient,

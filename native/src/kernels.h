@@ -1,4 +1,4 @@
-// The inner loops of products and recurrences, compiled for three generations of x86-64 processors; `kernels()` gives the
+// The inner loops of products, recurrences and norms, compiled for three generations of x86-64 processors; `kernels()` gives the
 // best that this one can run. They know nothing of threads: a caller hands each a range of rows and of panels.
 #pragma once
 
@@ -54,6 +54,27 @@ struct Backward {
   float* beside;          // [steps, batch, hidden], reset h (reset before) or d candidate * reset (reset after)
 };
 
+// Images [rows, channels]; `residual`: added before the ReLU, null where there is none.
+struct Norm {
+  int64_t rows, channels;
+  bool relu;
+  const float *x, *residual;
+  float* y;
+};
+
+// What becomes of a pixel: slope (x - mean) + offset, one number a channel each.
+struct NormLine {
+  const float *slope, *mean, *offset;
+};
+
+// `y`: what came out, where something was added, else null. `d_residual`: null where nothing was.
+struct NormGradient {
+  int64_t rows, channels;
+  bool relu;
+  const float *dy, *x, *y;
+  float *dx, *d_residual;
+};
+
 struct Kernels {
   int64_t width;  // columns of a panel
   // Panels of columns, padded with zeros: terms * padded columns floats in all. Blocks of terms, panels, terms, columns.
@@ -66,6 +87,14 @@ struct Kernels {
   // Phase 0 is the first of the last step; after the first step's last, one phase more gives the gradient of h0.
   void (*backward)(const Backward& pass, int64_t phase, Range rows, Range panels, float* work);
   int64_t (*step_work)(Sizes sizes);
+  // Passes over some rows; vectors are of one number a channel. `work`: `norm_work(channels)` floats.
+  void (*norm_sums)(const Norm& norm, Range rows, const float* near, float* work, double* sum, double* square);
+  void (*norm_apply)(const Norm& norm, Range rows, const NormLine& line);
+  void (*norm_gradient_sums)(const NormGradient& gradient, Range rows, const NormLine& line, float* work, double* total,
+                             double* along);
+  void (*norm_gradient_apply)(const NormGradient& gradient, Range rows, const NormLine& line, const float* tilt,
+                              const float* base);
+  int64_t (*norm_work)(int64_t channels);
 };
 
 const Kernels& kernels();

@@ -1,11 +1,13 @@
 // One build of the inner loops: CMake compiles this file once for each instruction set, HOTLOOP_ISA being its name.
 #include "cells.h"
+#include "norms.h"
 
 namespace hotloop {
 namespace HOTLOOP_ISA {
 
 extern const Kernels table;
-const Kernels table{WIDTH, pack_columns, multiply, PRODUCT_WORK, forward, backward, step_work};
+const Kernels table{WIDTH, pack_columns, multiply, PRODUCT_WORK, forward, backward, step_work,
+                    norm_sums, norm_apply, norm_gradient_sums, norm_gradient_apply, norm_work};
 
 }  // namespace HOTLOOP_ISA
 }  // namespace hotloop

@@ -2,11 +2,9 @@
 
 #include "recurrent.h"
 
-#include <exception>
-#include <functional>
 #include <string>
-#include <utility>
 
+#include "pool_guard.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -20,27 +18,6 @@ using Floats = ffi::Buffer<ffi::F32>;  // of any rank
 using Sequence = ffi::Buffer<ffi::F32, 3>;
 template <class Buffer>
 using Result = ffi::Result<Buffer>;
-
-ffi::Error refuse(const std::string& why) {
-  return ffi::Error::InvalidArgument("hotloop-native: " + why);
-}
-
-// Calls work(threads, schedule) with XLA's own pool; no exception leaves.
-template <class Work>
-ffi::Error guarded(ffi::ThreadPool& pool, Work work) {
-  try {
-    work(pool.num_threads(), [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("hotloop-native: ") + error.what());
-  }
-  return ffi::Error::Success();
-}
-
-// An operand or result that there is none of is empty.
-template <class Buffer>
-float* data_or_null(const Buffer& buffer) {
-  return buffer.element_count() ? buffer.typed_data() : nullptr;
-}
 
 bool is_empty_or(size_t found, int64_t expected) {
   return found == 0 || static_cast<int64_t>(found) == expected;

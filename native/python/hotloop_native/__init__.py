@@ -1,4 +1,4 @@
-"""oneDNN's convolutions, and recurrences of our own, as handlers of XLA's foreign function interface: the library.
+"""oneDNN's convolutions, and norms and recurrences of our own, as handlers of XLA's foreign function interface: the library.
 
 It knows neither jax nor hotloop: `load()` gives the library, `TARGETS` the names of the handlers in it, and whoever
 calls them registers them.
@@ -9,14 +9,17 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 __version__ = VERSION
 
 TARGETS = (
     "hotloop_conv_forward",
     "hotloop_conv_bias",
+    "hotloop_conv_bias_sum",
     "hotloop_conv_input_gradient",
     "hotloop_conv_kernel_gradient",
+    "hotloop_norm_forward",
+    "hotloop_norm_backward",
     "hotloop_recurrent_infer",
     "hotloop_recurrent_forward",
     "hotloop_recurrent_backward",

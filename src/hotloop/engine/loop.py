@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -256,6 +257,20 @@ Sums = dict[str, Any]
 _COUNTED = ""  # under which a batch's sums have the number of its samples: no name of the caller's
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What to compute for samples in two parts: `prepare(state)`, which all batches share, and `values` of it and one.
+
+    Called like any other; an `Evaluation` prepares once for all its batches.
+    """
+
+    prepare: Callable[[Any], Any]
+    values: PerSample
+
+    def __call__(self, state: Any, batch: Batch) -> Mapping[str, Array]:
+        return self.values(self.prepare(state), batch)
+
+
 class Evaluation:
     """A data set and what to compute for its samples, compiled once and called with state after state.
 
@@ -308,9 +323,12 @@ class Evaluation:
         """Compile ahead of the first call, if that is still to do."""
         if self.compiled is not None:
             return
-        sums = _masked_sums(self._fn)
+        fn = self._fn if isinstance(self._fn, Prepared) else Prepared(lambda state: state, self._fn)
+        sums = _masked_sums(fn.values)
 
         def sums_of_batches(state: Any, data: Any) -> Any:
+            state = fn.prepare(state)
+
             def one(start: Array) -> Mapping[str, Array]:
                 places = start + jnp.arange(self.batch_size)
                 batch = self._gather(data, jnp.minimum(places, self.samples - 1))

@@ -50,6 +50,22 @@ def conv2d_padded(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     return y
 
 
+def conv2d_biased(
+    x_NHWC: Array,
+    kernel_HWIO: Array,
+    bias: Array,
+    residual_NHWC: Array | None,
+    *,
+    stride: int,
+    pads: Pads,
+    relu: bool,
+) -> Array:
+    """Convolve, then add `bias` and `residual` and take the ReLU: in one pass where a kernel has them together."""
+    residual = () if residual_NHWC is None else (residual_NHWC,)
+    y: Array = biased(x_NHWC, kernel_HWIO, bias, *residual, stride=stride, pads=pads, relu=relu)
+    return y
+
+
 def _backward(stride: int, pads: Pads, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     settings = {"stride": stride, "pads": pads}
     dkernel, dy = in_turn(kernel_gradient(*saved, dy, **settings), dy)
@@ -71,6 +87,13 @@ def kernel_gradient_of(convolve: Convolve) -> Convolve:
 
 def _plain(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
     return lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=LAYOUT)
+
+
+def _biased(
+    x: Array, kernel: Array, bias: Array, *residual: Array, stride: int, pads: Pads, relu: bool
+) -> Array:
+    total = sum(residual, start=conv2d_padded(x, kernel, stride, pads) + bias)
+    return jax.nn.relu(total) if relu else total
 
 
 def _is_product(kernel: Array, pads: Pads) -> bool:
@@ -175,6 +198,7 @@ kernel_gradient = Operation(
     cpu=("canonical", _product_dw),
     cuda=("folded", kernel_gradient_of(_folded)),
 )
+biased = Operation(_biased, native_conv.BIASED)
 # A GPU's schedule puts kernel gradients off until all input gradients are made, and keeps every layer's input and
 # cotangent for them: what follows from the second waits for the first.
 in_turn = Operation(

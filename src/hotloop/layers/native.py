@@ -106,6 +106,16 @@ def call(target: str, results: Any, *arrays: Any, **attributes: Any) -> Any:
     return handler(*arrays, **attributes)
 
 
+def like(array: Any) -> jax.ShapeDtypeStruct:
+    """A result of this array's shape and type."""
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
+
+
+def empty() -> jax.Array:
+    """Stands for an operand that there is none of."""
+    return jax.numpy.zeros(0, jax.numpy.float32)
+
+
 def find_fault(command: Sequence[str] = (sys.executable, "-m", PROBE)) -> tuple[str, bool]:
     """Try every kind of kernel in a process of its own, which may die of it: what went wrong, in words ('' for
     nothing), and whether that is for good: a CPU that reports instructions which it faults on will do so again."""

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.layers import native
+from hotloop.layers.native import like
 from hotloop.layers.paths import Rival
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
@@ -29,25 +30,31 @@ def forward(x: Array, kernel: Array, *, stride: int, pads: Pads, groups: int = 1
     return y
 
 
+def biased(
+    x: Array, kernel: Array, bias: Array, *residual: Array, stride: int, pads: Pads, relu: bool
+) -> Array:
+    """With the bias, what is added (`residual`) and the ReLU in the same pass."""
+    target = "hotloop_conv_bias_sum" if residual else "hotloop_conv_bias"
+    result, attributes = _result(x, kernel, stride, pads), _attributes(stride, pads, 1)
+    y: Array = native.call(target, result, x, kernel, bias, *residual, relu=relu, **attributes)
+    return y
+
+
 def input_gradient(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads, groups: int = 1) -> Array:
     attributes = _attributes(stride, pads, groups)
-    dx: Array = native.call("hotloop_conv_input_gradient", _like(x), dy, kernel, **attributes)
+    dx: Array = native.call("hotloop_conv_input_gradient", like(x), dy, kernel, **attributes)
     return dx
 
 
 def kernel_gradient(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads, groups: int = 1) -> Array:
     attributes = _attributes(stride, pads, groups)
-    dkernel: Array = native.call("hotloop_conv_kernel_gradient", _like(kernel), x, dy, **attributes)
+    dkernel: Array = native.call("hotloop_conv_kernel_gradient", like(kernel), x, dy, **attributes)
     return dkernel
 
 
 def _attributes(stride: int, pads: Pads, groups: int) -> dict[str, Any]:
     edges = np.array(pads, np.int64).ravel()
     return {"strides": np.array([stride, stride], np.int64), "pads": edges, "groups": np.int64(groups)}
-
-
-def _like(array: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
 
 
 def _result(x: Array, kernel: Array, stride: int, pads: Pads) -> jax.ShapeDtypeStruct:
@@ -78,4 +85,5 @@ INPUT_GRADIENT = Rival(
     stacked=(0, 2),
     is_slow=is_slow_gradient,
 )
+BIASED = Rival("conv with bias", "hotloop_conv_bias_sum", biased)
 KERNEL_GRADIENT = Rival("conv kernel gradient", "hotloop_conv_kernel_gradient", kernel_gradient)

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.layers import native
+from hotloop.layers.native import empty
 from hotloop.layers.paths import Rival
 
 CELLS = ("rnn", "gru", "gru_reset_after", "lstm")
@@ -58,7 +59,7 @@ def backward(*arrays: Array, form: Any, cell: str) -> Any:
             _floats(batch, hidden),
             _of_lstm(cell, batch, hidden),
         ),
-        _empty() if d_outputs is None else d_outputs,
+        empty() if d_outputs is None else d_outputs,
         kernel,
         sums,
         *_both(states),
@@ -83,17 +84,13 @@ def _number(cell: str) -> np.int64:
 
 def _weights(recurrent: Any, cell: str) -> tuple[Array, Array]:
     """The kernel, and the bias of the candidate's product."""
-    return recurrent if cell == "gru_reset_after" else (recurrent, _empty())
+    return recurrent if cell == "gru_reset_after" else (recurrent, empty())
 
 
 def _both(state: tuple[Array, ...] | None) -> tuple[Array, Array]:
     """h and c."""
-    h, c = (*(state or ()), _empty(), _empty())[:2]
+    h, c = (*(state or ()), empty(), empty())[:2]
     return h, c
-
-
-def _empty() -> Array:
-    return jnp.zeros(0, jnp.float32)
 
 
 def _floats(*shape: int) -> jax.ShapeDtypeStruct:

@@ -7,13 +7,14 @@ sum, so there the sums are of the images themselves.
 
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
+from hotloop.layers import native_norm
 from hotloop.layers.dense import wide
 from hotloop.layers.paths import Operation
 
@@ -101,6 +102,61 @@ def _backward(
 batch_norm.defvjp(_remember, _backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def batch_norm_joined(
+    x_NHWC: Images,
+    scale: Channels,
+    offset: Channels,
+    residual_NHWC: Images | None = None,
+    epsilon: float = EPSILON,
+    relu: bool = True,
+) -> tuple[Images, Channels, Channels]:
+    """`batch_norm`, then `residual` added and the ReLU of the sum: in one pass where a kernel has them together."""
+    y: tuple[Array, Array, Array] = join(
+        x_NHWC, scale, offset, *_given(residual_NHWC), epsilon=epsilon, relu=relu
+    )
+    return y
+
+
+def _given(array: Array | None) -> tuple[Array, ...]:
+    return () if array is None else (array,)
+
+
+def _remember_joined(
+    x: Array, scale: Array, offset: Array, residual: Array | None, epsilon: float, relu: bool
+) -> tuple[Triple, tuple[Array, ...]]:
+    y, mean, variance = batch_norm_joined(x, scale, offset, residual, epsilon, relu)
+    output = () if residual is None else (y,)  # else it is worked out again
+    return (y, mean, variance), (x, scale, offset, mean, variance, *output)
+
+
+def _joined_backward(epsilon: float, relu: bool, saved: tuple[Array, ...], gradients: Triple) -> Any:
+    dx, dscale, doffset, *dresidual = join_gradient(*gradients, *saved, epsilon=epsilon, relu=relu)
+    return dx, dscale, doffset, dresidual[0] if dresidual else None
+
+
+batch_norm_joined.defvjp(_remember_joined, _joined_backward)
+
+
+def _join(x: Array, scale: Array, offset: Array, *residual: Array, epsilon: float, relu: bool) -> Triple:
+    y, mean, variance = batch_norm(x, scale, offset, epsilon)
+    total = sum(residual, start=y)
+    return jax.nn.relu(total) if relu else total, mean, variance
+
+
+def _join_gradient(
+    dy: Array, dmean: Array, dvariance: Array, *saved: Array, epsilon: float, relu: bool
+) -> tuple[Array, ...]:
+    """Of x, scale and offset, and of what was added, where the output was saved with the rest."""
+    x, scale, offset, mean, variance, *output = saved
+    if relu:
+        y = output[0] if output else normalise(x, scale, offset, mean, variance, epsilon)
+        dy = jnp.where(y > 0, dy, 0)
+    of_norm = (x, scale, offset, mean, lax.rsqrt(variance + epsilon))
+    found = _backward(epsilon, None, of_norm, (dy, dmean, dvariance))
+    return (*found, dy) if output else found
+
+
 def group_norm(
     x_NHWC: Images, scale: Channels, offset: Channels, groups: int, epsilon: float = EPSILON
 ) -> Images:
@@ -172,5 +228,7 @@ def _sums_corrected(dy: Array, x: Array, mean: Array, *, axes: tuple[int, ...]) 
     return total, along - mean * total
 
 
+join = Operation(_join, native_norm.FORWARD)
+join_gradient = Operation(_join_gradient, native_norm.BACKWARD)
 moments = Operation(_moments_about, cpu=("unshifted", _moments_unless_far))
 gradient_sums = Operation(_sums_about, cpu=("unshifted", _sums_corrected))

@@ -85,14 +85,24 @@ class Operation:
         if forced_path in self._paths:
             return self.bind(forced_path, settings)(*arrays)
         chosen = {platform: self.bind(path, settings) for platform, path in self._by_platform.items()}
-        if self.rival is not None and native.is_wanted() and self.rival.suits(arrays):
-            if native.has_target(self.rival.target):
-                chosen["cpu"] = partial(_call_faster, self, settings)
-            elif self.rival.is_slow(*arrays, **settings):
-                _name_package()
+        if self.may_be_native(*arrays):
+            chosen["cpu"] = partial(_call_faster, self, settings)
+        elif self._is_missed(arrays, settings):
+            _name_package()
         if not chosen:
             return self.bind("default", settings)(*arrays)
         return lax.platform_dependent(*arrays, **chosen, default=self.bind("default", settings))
+
+    def may_be_native(self, *arrays: Any) -> bool:
+        """Whether there is a kernel of `hotloop-native` for such arrays, and it is wanted."""
+        return self._is_for(arrays) and self.rival is not None and native.has_target(self.rival.target)
+
+    def _is_missed(self, arrays: tuple[Any, ...], settings: dict[str, Any]) -> bool:
+        """Whether it is felt that the package is not there."""
+        return self.rival is not None and self._is_for(arrays) and self.rival.is_slow(*arrays, **settings)
+
+    def _is_for(self, arrays: tuple[Any, ...]) -> bool:
+        return self.rival is not None and native.is_wanted() and self.rival.suits(arrays)
 
     @property
     def path_on_cpu(self) -> str:

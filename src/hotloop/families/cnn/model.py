@@ -18,6 +18,7 @@ from jax import Array
 
 from hotloop.engine import processes, stage_rows
 from hotloop.engine.keys import stream
+from hotloop.engine.loop import Prepared
 from hotloop.engine.pipeline import (
     evaluate_in_stages,
     spread_over_stages,
@@ -29,7 +30,14 @@ from hotloop.engine.precision import Trained, init_trained, update_weights
 from hotloop.engine.stage_rows import StageRows
 from hotloop.families.cnn import images
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import BATCH_NORM, INPUT, Network, Statistics, inference_logits
+from hotloop.families.cnn.network import (
+    BATCH_NORM,
+    INPUT,
+    Network,
+    Statistics,
+    prepare_inference,
+    prepared_logits,
+)
 from hotloop.families.cnn.options import TrainConfig
 from hotloop.families.cnn.stages import cut, layers_by_stage
 from hotloop.layers import losses
@@ -193,15 +201,14 @@ def _judge(config: TrainConfig, logits: Array, labels: Array) -> tuple[Array, di
     return mean, {"loss": mean, "training_accuracy": right}
 
 
-def evaluate(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]:
+def evaluate(job: Job) -> Callable[[State, ImageBatch], Mapping[str, Array]]:
     """For each sample: whether it is right, whether its label is among the --top-k likeliest, and its loss."""
 
-    def values(state: State, batch: ImageBatch) -> dict[str, Array]:
+    def values(weights: Any, batch: ImageBatch) -> dict[str, Array]:
         seen, labels = images.preprocess(job.config.dataset, batch["image"]), batch["label"]
-        logits = inference_logits(job.network, job.policy, state, seen)
-        return _compare(job.config, logits, labels)
+        return _compare(job.config, prepared_logits(job.network, job.policy, weights, seen), labels)
 
-    return values
+    return Prepared(partial(prepare_inference, job.network, job.policy), values)
 
 
 def evaluate_stages(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]:

@@ -90,10 +90,32 @@ class NamedLayer:
     apply: Callable[..., Array] | None
     parameters: dict[str, Spec]
     flops: int
+    biased: Callable[..., Array] | None = None
+    """Of a convolution: `(leaves, x, bias, residual, relu)`, all of it in one pass where a kernel can."""
 
     @property
     def weights(self) -> int:
         return sum(prod(value.shape) for value in self.parameters.values())
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A batch norm with what alone reads it: a sum with `residual` and a ReLU, a ReLU, or nothing.
+
+    A kernel that has them together gives the last one's value.
+    """
+
+    norm: str
+    after: tuple[str, ...] = ()
+    residual: str | None = None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.norm, *self.after)
+
+    @property
+    def has_relu(self) -> bool:
+        return bool(self.after)
 
 
 @dataclass(frozen=True)
@@ -116,6 +138,19 @@ class Network:
         else:
             _build_toy(builder, self.classes, has_norms=self.model == "toy_model_bn")
         return tuple(builder.nodes)
+
+    @cached_property
+    def endings(self) -> dict[str, Ending]:
+        """By the name of a batch norm, and of a convolution that nothing but a batch norm reads."""
+        norms = [node for node in self.nodes if node.kind == BATCH_NORM]
+        found = {node.name: _find_ending(self.nodes, node.name) for node in norms}
+        kinds = {node.name: node.kind for node in self.nodes}
+        before = {node.inputs[0]: found[node.name] for node in norms}
+        return found | {
+            name: ending
+            for name, ending in before.items()
+            if kinds.get(name) == "conv" and _only_reader(self.nodes, name)
+        }
 
     @property
     def epsilon(self) -> float:
@@ -190,9 +225,20 @@ class Network:
         (`fold_norms`): its bias is left.
         """
         known, batch, wanted = dict(values), Statistics(), self.crossing(stop)
+        joined: set[str] = set()
         for node in self.nodes[start:stop]:
-            name, leaves, xs = node.name, params.get(node.name, {}), [known[x] for x in node.inputs]
-            if node.apply is not None:
+            name, leaves = node.name, params.get(node.name, {})
+            if name in joined:
+                continue
+            xs = [known[x] for x in node.inputs]
+            can_join = (
+                self._can_join_norm(node, xs, groups) if train else self._can_join_bias(node, xs, params)
+            )
+            if can_join and (ending := self._ending(name, known, stop)):
+                known[ending.layers[-1]], found = self._run_joined(node, ending, params, known)
+                joined.update(ending.layers)
+                batch |= found
+            elif node.apply is not None:
                 known[name] = node.apply(leaves, *xs)
             elif train:
                 known[name], mean, variance = norm.batch_norm(
@@ -204,6 +250,53 @@ class Network:
             else:
                 known[name] = xs[0] + leaves["bias"].astype(xs[0].dtype)
         return {name: known[name] for name in wanted}, batch
+
+    def _can_join_norm(self, node: NamedLayer, xs: list[Array], groups: ReplicaGroups | None) -> bool:
+        return node.kind == BATCH_NORM and groups is None and norm.join.may_be_native(*xs)
+
+    def _can_join_bias(self, node: NamedLayer, xs: list[Array], params: Params) -> bool:
+        """Whether it is a convolution whose norm was folded away."""
+        ending = self.endings.get(node.name)
+        if ending is None or node.kind == BATCH_NORM or "bias" not in params.get(ending.norm, {}):
+            return False
+        return conv.biased.may_be_native(*xs, params[node.name]["kernel"])
+
+    def _ending(self, name: str, known: Mapping[str, Array], stop: int) -> Ending | None:
+        """As much of a layer's ending as lies before `stop` and has its sum's other part known."""
+        whole, later = self.endings[name], {node.name for node in self.nodes[stop:]}
+        if later.isdisjoint(whole.layers) and whole.residual in (None, *known):
+            return whole
+        return None if whole.norm in later else Ending(whole.norm)
+
+    def _run_joined(
+        self, node: NamedLayer, ending: Ending, params: Params, known: Mapping[str, Array]
+    ) -> tuple[Array, Statistics]:
+        """The value of the ending's last layer, and a norm's statistics of the batch."""
+        leaves, x = params[node.name], known[node.inputs[0]]
+        residual = None if ending.residual is None else known[ending.residual]
+        if node.biased is not None:
+            bias = params[ending.norm]["bias"]
+            return node.biased(leaves, x, bias, residual, ending.has_relu), Statistics()
+        value, mean, variance = norm.batch_norm_joined(
+            x, leaves["scale"], leaves["offset"], residual, self.epsilon, ending.has_relu
+        )
+        return value, {node.name: {"mean": mean, "variance": variance}}
+
+
+def _only_reader(nodes: tuple[NamedLayer, ...], name: str) -> NamedLayer | None:
+    readers = [node for node in nodes if name in node.inputs]
+    return readers[0] if len(readers) == 1 else None
+
+
+def _find_ending(nodes: tuple[NamedLayer, ...], name: str) -> Ending:
+    reader = _only_reader(nodes, name)
+    if reader is not None and reader.kind == "relu":
+        return Ending(name, (reader.name,))
+    if reader is not None and reader.kind == "add" and reader.inputs[1] == name != reader.inputs[0]:
+        last = _only_reader(nodes, reader.name)
+        if last is not None and last.kind == "relu":
+            return Ending(name, (reader.name, last.name), reader.inputs[0])
+    return Ending(name)
 
 
 def build(
@@ -228,11 +321,21 @@ def build(
     return network
 
 
-def inference_logits(network: Network, policy: Policy, state: Any, images: Array) -> Array:
-    """Float32 logits [N, classes] by a state's `params` and `statistics`; images as the network sees them."""
+def prepare_inference(network: Network, policy: Policy, state: Any) -> tuple[Params, Statistics]:
+    """What `prepared_logits` needs of a state's `params` and `statistics`, whatever the images."""
     params, statistics = fold_norms(network, state["params"], state["statistics"])
-    found, _ = network.apply(policy.to_compute(params), statistics, policy.to_compute(images), train=False)
+    return policy.to_compute(params), statistics
+
+
+def prepared_logits(network: Network, policy: Policy, prepared: Any, images: Array) -> Array:
+    """Float32 logits [N, classes]; images as the network sees them."""
+    found, _ = network.apply(*prepared, policy.to_compute(images), train=False)
     return found
+
+
+def inference_logits(network: Network, policy: Policy, state: Any, images: Array) -> Array:
+    """Both in one."""
+    return prepared_logits(network, policy, prepare_inference(network, policy, state), images)
 
 
 def fold_norms(network: Network, params: Params, statistics: Statistics) -> tuple[Params, Statistics]:
@@ -272,13 +375,14 @@ class NetworkBuilder:
         apply: Callable[..., Array] | None,
         parameters: dict[str, Spec] | None = None,
         flops: int = 0,
+        biased: Callable[..., Array] | None = None,
     ) -> str:
         if min(shape) < 1:
             size = "x".join(map(str, self.shapes[INPUT]))
             raise OptionError(
                 f"--model-name: images of {size} are too small: {name} would have shape {shape}"
             )
-        self.nodes.append(NamedLayer(name, kind, inputs, shape, apply, parameters or {}, flops))
+        self.nodes.append(NamedLayer(name, kind, inputs, shape, apply, parameters or {}, flops, biased))
         self.shapes[name] = shape
         return name
 
@@ -310,7 +414,13 @@ class NetworkBuilder:
             y = conv.conv2d_padded(x, leaves["kernel"], stride, (rows, columns))
             return jax.nn.relu(with_bias(y, leaves["bias"])) if biased_relu else y
 
-        return self.add("conv", name, (x,), shape, apply, parameters, 2 * prod(shape) * size**2 * channels)
+        def biased(leaves: Leaves, x: Array, bias: Array, residual: Array | None, relu: bool) -> Array:
+            return conv.conv2d_biased(
+                x, leaves["kernel"], bias, residual, stride=stride, pads=(rows, columns), relu=relu
+            )
+
+        flops = 2 * prod(shape) * size**2 * channels
+        return self.add("conv", name, (x,), shape, apply, parameters, flops, None if biased_relu else biased)
 
     def norm(self, name: str, x: str, gamma: float = 1.0) -> str:
         """The chosen normalisation, its scale starting from `gamma`; `conv1_bn` is `conv1_gn` with groups."""

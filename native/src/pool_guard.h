@@ -1,0 +1,35 @@
+// What handlers that compute on XLA's own threads share: its pool as a schedule, refusals in one line, empty operands.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace hotloop {
+
+inline xla::ffi::Error refuse(const std::string& why) {
+  return xla::ffi::Error::InvalidArgument("hotloop-native: " + why);
+}
+
+// Calls work(threads, schedule) with XLA's own pool; no exception leaves.
+template <class Work>
+xla::ffi::Error guarded(xla::ffi::ThreadPool& pool, Work work) {
+  try {
+    work(pool.num_threads(), [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
+  } catch (const std::exception& error) {
+    return xla::ffi::Error::Internal(std::string("hotloop-native: ") + error.what());
+  }
+  return xla::ffi::Error::Success();
+}
+
+// An operand or result that there is none of is empty.
+template <class Buffer>
+float* data_or_null(const Buffer& buffer) {
+  return buffer.element_count() ? buffer.typed_data() : nullptr;
+}
+
+}  // namespace hotloop
