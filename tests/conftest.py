@@ -53,6 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {quick if config.option.markexpr == 'not slow' else f'{LEVEL}=1'}"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before any is left out: what needs the machine to itself is slow."""
+    for item in items:
+        if item.get_closest_marker("alone"):
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """Thousands of tests live to the end: the collector need not look at them, and all modules, each time."""
     gc.collect()

@@ -29,7 +29,7 @@ def serving_peers():
         del sys.modules[name]
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_server_of_seven_batch_sizes_is_ready_in_three_seconds_without_the_compiler(
     serving_peers, tmp_path, monkeypatch
 ):
@@ -43,7 +43,7 @@ def test_a_server_of_seven_batch_sizes_is_ready_in_three_seconds_without_the_com
     assert min(found["low"], (processor_seconds() - before) / 3) <= READY, found
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_photographs_as_bytes_are_three_times_as_fast_as_in_json(serving_peers, tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")
     found = serving_peers.measure_forms(tmp_path, 3, 1.0)

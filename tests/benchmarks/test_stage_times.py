@@ -12,7 +12,7 @@ LIMIT = 1.6
 """Of one device's time for Sequential, which never has two stages at work; computing again alone takes up to 1.33."""
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(("name", "stages"), [("cifar_resnet8", ["2", "3"]), ("cifar_resnet20", ["3"])])
 def test_sequential_stages_take_at_most_1_6_times_one_devices_time(name, stages):
     """Turn by turn beside one device, the best of each, in a process whose devices nothing else has opened."""

@@ -145,7 +145,7 @@ def seconds(bench):
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.slow  # times: only a quiet machine tells
+@pytest.mark.alone
 def test_twice_the_iterations_take_twice_the_time(train):
     once = made(SMALL["dense"], size=256, batch_size=32, batches_per_step=400, train=train)
     twice = made(SMALL["dense"], size=256, batch_size=32, batches_per_step=800, train=train)

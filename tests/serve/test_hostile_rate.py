@@ -89,7 +89,7 @@ def served(folder):
         yield found
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_others_wait_at_most_twice_as_long_beside_fifty_hostile_requests_a_second(served, folder):
     """Calm and hostile windows in turn, so that whatever else the machine does is in both; else once more."""
     signature = Artefact.open(folder).signature
