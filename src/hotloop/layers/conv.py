@@ -212,9 +212,8 @@ def max_pool(x_NHWC: Array, size: int, stride: int, padding: int) -> Array:
     return _of_windows(x_NHWC, size, stride, padding)
 
 
-# The built-in gradient scatters each value to its window's largest, which takes a CPU four times as long as to
-# differentiate the maximum of shifted slices where windows overlap, and ten times as long as comparisons where they
-# touch. Equal largest values share the gradient where windows overlap, elsewhere the first takes it.
+# The built-in gradient scatters each value to its window's largest, which takes a CPU tens of times as long as to find
+# the places of the largest and pick by them. Either way the first of equal values takes all of it.
 
 
 def _of_windows(x: Array, size: int, stride: int, padding: int) -> Array:
@@ -231,44 +230,48 @@ def _pool_backward(size: int, stride: int, padding: int, x: Array, dy: Array) ->
 max_pool.defvjp(lambda x, *how: (max_pool(x, *how), x), _pool_backward)
 
 
-def _of_slices(x: Array, size: int, stride: int, padding: int) -> Array:
-    edges = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
-    padded = lax.pad(x, np.array(-np.inf, x.dtype), edges)
-    images, rows, columns, channels = padded.shape
-    ends = [(length - size) // stride * stride + 1 for length in (rows, columns)]
-    pooled = jnp.full((), -np.inf, x.dtype)
-    for i, j in product(range(size), repeat=2):
-        corner = (images, i + ends[0], j + ends[1], channels)
-        pooled = jnp.maximum(pooled, lax.slice(padded, (0, i, j, 0), corner, (1, stride, stride, 1)))
-    return pooled
+def _gradient_of_windows(x: Array, dy: Array, *, size: int, stride: int, padding: int) -> Array:
+    dx: Array = jax.vjp(lambda x: _of_windows(x, size, stride, padding), x)[1](dy)[0]
+    return dx
 
 
-def _gradient_of(pool: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda x, dy, **how: jax.vjp(lambda x: pool(x, **how), x)[1](dy)[0]
+def _gradient_by_phases(x: Array, dy: Array, *, size: int, stride: int, padding: int) -> Array:
+    """The pixels whose places in their windows are alike are one phase: sums over the few windows that reach them."""
+    images, height, width, channels = dy.shape
+    reach = -(-size // stride) - 1  # further windows that a pixel may lie in, along each side
+    edge = (reach, reach, 0)
+    # Written out, or each phase would find it again.
+    place = materialise(_place_of_largest(x, (height, width), size, stride, padding))
+    place, dy = _padded(place, edge, edge), _padded(dy, edge, edge)
+    shape = (images, height + reach, width + reach, channels)
+
+    def given_by(i: int, j: int) -> Array:
+        top, left = reach - i // stride, reach - j // stride
+        here = (slice(None), slice(top, top + shape[1]), slice(left, left + shape[2]))
+        return jnp.where(place[here] == i * size + j, dy[here], 0)
+
+    def phase(row: int, column: int) -> Array:
+        taps = product(range(row, size, stride), range(column, size, stride))
+        return sum((given_by(*tap) for tap in taps), jnp.zeros(shape, dy.dtype))
+
+    rows = [jnp.stack([phase(row, column) for column in range(stride)], 3) for row in range(stride)]
+    spread = jnp.stack(rows, 2).reshape(images, shape[1] * stride, shape[2] * stride, channels)
+    after = [has - covered + padding for has, covered in zip(x.shape[1:3], spread.shape[1:3], strict=True)]
+    return _padded(spread, (-padding, after[0], 0), (-padding, after[1], 0))
 
 
-def _side_by_side(x: Array, dy: Array, size: int) -> Array:
-    """The gradient of windows that touch: of each window's values the first that equals the largest takes it."""
-    largest, taken, rows = _of_slices(x, size, size, 0), jnp.zeros(dy.shape, bool), []
-    height, width = dy.shape[1:3]
-    used = x[:, : height * size, : width * size]
-    for i in range(size):
-        row = []
-        for j in range(size):
-            hit = (used[:, i::size, j::size] == largest) & ~taken
-            taken |= hit
-            row.append(jnp.where(hit, dy, 0))
-        rows.append(jnp.stack(row, 3))
-    dx = jnp.stack(rows, 2).reshape(used.shape)
-    return jnp.pad(dx, ((0, 0), (0, x.shape[1] - height * size), (0, x.shape[2] - width * size), (0, 0)))
+def _place_of_largest(x: Array, windows: tuple[int, int], size: int, stride: int, padding: int) -> Array:
+    """The number of the first largest value in each of so many windows, counted row by row."""
+    edge = (padding, padding, 0)
+    padded = lax.pad(x, np.array(-np.inf, x.dtype), [(0, 0, 0), edge, edge, (0, 0, 0)])
+    ends = [(count - 1) * stride + 1 for count in windows]
+    largest = jnp.full((), -np.inf, x.dtype)
+    place = jnp.zeros((), np.min_scalar_type(size * size - 1))
+    for number, (i, j) in enumerate(product(range(size), repeat=2)):
+        value = padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride]
+        place = jnp.where(value > largest, place.dtype.type(number), place)
+        largest = jnp.maximum(largest, value)
+    return place
 
 
-def _on_cpu(x: Array, dy: Array, *, size: int, stride: int, padding: int) -> Array:
-    """Slices where windows overlap, comparisons where they touch; with gaps, scattering has nothing to add up."""
-    if size == stride and not padding:
-        return _side_by_side(x, dy, size)
-    pool = _of_slices if size > stride else _of_windows
-    return _gradient_of(pool)(x, dy, size=size, stride=stride, padding=padding)
-
-
-pool_gradient = Operation(_gradient_of(_of_windows), cpu=("slices", _on_cpu))
+pool_gradient = Operation(_gradient_of_windows, cpu=("phases", _gradient_by_phases))

@@ -386,7 +386,7 @@ def test_training_loss_and_gradient_equal_torch_in_float64(float64_gradient):
     )
 
 
-@pytest.mark.parametrize("path", ["default", "slices"])
+@pytest.mark.parametrize("path", ["default", "phases"])
 @pytest.mark.parametrize(("size", "stride", "padding"), [(3, 2, 1), (5, 5, 0), (2, 1, 0)])
 def test_max_pool_takes_and_gives_back_to_the_largest_of_each_window(size, stride, padding, path):
     x = GENERATOR.permutation(2 * 9 * 8 * 3).reshape(2, 9, 8, 3).astype(np.float32) + 1
