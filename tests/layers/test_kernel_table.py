@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotloop.layers import kernel_table, native
 from hotloop.layers.kernel_table import Table, Times
@@ -142,6 +144,75 @@ def test_a_child_that_hangs_is_no_verdict_for_good(monkeypatch) -> None:
     fault, for_good = native.find_fault([sys.executable, "-S", "-c", "import time; time.sleep(9)"])
     assert "could not be tried out" in fault
     assert not for_good
+
+
+class Machine:
+    """Two paths whose turns take as many milliseconds as said, times what `slowness(path, now)` says."""
+
+    def __init__(self, plain_ms: float, native_ms: float, slowness: Any) -> None:
+        self.now, self._slowness = 0.0, slowness
+        self._ms = (plain_ms, native_ms)
+
+    def call(self, path: int) -> Any:
+        def timed(turns: int) -> float:
+            ms = self._ms[path] * self._slowness(path, self.now)
+            self.now += 1e-3 * turns * ms
+            return ms
+
+        return timed
+
+    def compare(self) -> Times:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel_table.time, "perf_counter", lambda: self.now)
+            return kernel_table.compare_calls(self.call(0), self.call(1))
+
+
+PACES = [(2.6, 1.3), (1.3, 1.3), (1.3, 2.6), (0.26, 0.2), (0.2, 0.2), (60.0, 40.0), (40.0, 40.0)]
+"""Milliseconds of both paths: short and long ones, with the native one much faster, as fast, or slower."""
+
+
+@pytest.mark.parametrize("paces", PACES)
+def test_a_quiet_machine_has_the_times_of_both_paths(paces: tuple[float, float]) -> None:
+    machine = Machine(*paces, lambda path, now: 1.0)
+    assert machine.compare() == Times(*paces)
+    assert machine.now < 0.53 + 10 * sum(paces) / 1e3
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(PACES), st.integers(0, 1), st.floats(0, 0.5), st.floats(1.5, 5.0))
+def test_a_moment_that_slows_one_path_does_not_change_the_choice(
+    paces: tuple[float, float], disturbed: int, start: float, factor: float
+) -> None:
+    """For 0.3 seconds, right after the compiler or later: more than a third of the time where all is clear."""
+    wanted = Machine(*paces, lambda path, now: 1.0).compare().is_native_faster
+
+    def slowness(path: int, now: float) -> float:
+        return factor if path == disturbed and start <= now < start + 0.3 else 1.0
+
+    machine = Machine(*paces, slowness)
+    assert machine.compare().is_native_faster == wanted
+    assert machine.now < 1.5 + 10 * sum(paces) / 1e3
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(PACES), st.floats(0, 0.6), st.floats(0.0, 0.5), st.booleans())
+def test_a_clock_that_gets_half_or_twice_as_fast_does_not_change_the_choice(
+    paces: tuple[float, float], start: float, lasting: float, faster: bool
+) -> None:
+    """At once, or little by little for as long as both are compared."""
+
+    def slowness(path: int, now: float) -> float:
+        passed = min(1.0, max(0.0, (now - start) / lasting)) if lasting else float(now >= start)
+        return 2.0 - passed if faster else 1.0 + passed
+
+    wanted = Machine(*paces, lambda path, now: 1.0).compare().is_native_faster
+    assert Machine(*paces, slowness).compare().is_native_faster == wanted
+
+
+def test_what_lies_near_the_limit_is_compared_for_longer() -> None:
+    clear, near = (Machine(ms, 1.0, lambda path, now: 1.0) for ms in (1.3, 1.12))
+    assert clear.compare().is_native_faster and near.compare().is_native_faster
+    assert clear.now < 0.6 < 1.0 <= near.now < 1.1
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="kernels for the CPU")

@@ -30,12 +30,20 @@ from hotloop.options.files import load_json, whole_file
 from hotloop.version import VERSION
 
 Function = Callable[..., Any]
+Call = Callable[[int], float]
+"""So many turns of a loop -> milliseconds a turn."""
 MARGIN = 1.1
 """So many times faster a native kernel must be to be taken."""
-ROUNDS = 5
-CALL_SECONDS = 0.02
+FORMAT = 2
+"""Of tables; those of format 1 had the smallest of five calls of each path, which a busy moment made wrong."""
+CALL_SECONDS = 0.01
 """How long one timed call of a loop lasts, where a single turn does not take longer."""
 MOST_TURNS = 200
+LEAST_PAIRS = 5
+SECONDS, SECONDS_IN_DOUBT, MOST_SECONDS = 0.5, 1.0, 2.0
+"""How long two paths are compared by the fastest call of each, and at most by the clock; the least pairs always."""
+NEAR = 1.05
+"""A median ratio nearer than this to the margin leaves a doubt."""
 LONG = 3.0
 """Seconds of measuring in one process after which a line tells of it, and again after each four times as long."""
 LOCK_SECONDS = 60.0
@@ -49,6 +57,10 @@ class Times:
 
     plain_ms: float
     native_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.plain_ms / self.native_ms
 
     @property
     def is_native_faster(self) -> bool:
@@ -184,6 +196,7 @@ def describe_machine(package: str) -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
         "native": package,
+        "format": FORMAT,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
@@ -201,8 +214,8 @@ def _open(path: Path | None, machine: tuple[tuple[str, Any], ...]) -> Table:
 
 
 def time_both(plain: Function, native: Function, forms: Sequence[Any]) -> Times:
-    """Time both inside a compiled loop, in turns, the smallest of several; in a thread of its own, since the one that
-    asks may be in the middle of a trace."""
+    """Time both inside a compiled loop, in turns; in a thread of its own, since the one that asks may be in the middle
+    of a trace."""
     with ThreadPoolExecutor(1, thread_name_prefix="hotloop-measure") as alone:
         return alone.submit(_time_both, (plain, native), forms).result()
 
@@ -213,19 +226,53 @@ def _time_both(functions: Sequence[Function], forms: Sequence[Any]) -> Times:
         arrays = tuple(jax.numpy.asarray(np.resize(random, form.shape), form.dtype) for form in forms)
         loops = [compile_loop(function, arrays) for function in functions]
 
-        def seconds(loop: Function, turns: int) -> float:
-            began = time.perf_counter()
-            jax.block_until_ready(loop(turns, arrays))  # type: ignore[no-untyped-call]
-            return time.perf_counter() - began
+        def timed(loop: Function) -> Call:
+            return lambda turns: _milliseconds(lambda: loop(turns, arrays)) / turns
 
-        for loop in loops:
-            seconds(loop, 1)  # makes oneDNN's kernel, and touches the memory
-        turns = [min(MOST_TURNS, 1 + int(CALL_SECONDS / seconds(loop, 1))) for loop in loops]
-        best = [float("inf")] * 2
-        for _ in range(ROUNDS):
-            for i, loop in enumerate(loops):
-                best[i] = min(best[i], 1e3 * seconds(loop, turns[i]) / turns[i])
-    return Times(*(round(ms, 5) for ms in best))
+        return compare_calls(*map(timed, loops))
+
+
+def _milliseconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(call())  # type: ignore[no-untyped-call]
+    return 1e3 * (time.perf_counter() - began)
+
+
+def compare_calls(plain: Call, native: Call) -> Times:
+    """Of many pairs of short calls, one after the other, that with the median ratio.
+
+    What else the machine does may slow one path alone, one that uses more cores, and its clock may change for both
+    at any moment: neither moves the ratios of more than a few pairs.
+    """
+    calls = (plain, native)
+    for call in calls:
+        call(1)  # makes oneDNN's kernel, and touches the memory
+    turns = [min(MOST_TURNS, 1 + int(1e3 * CALL_SECONDS / call(1))) for call in calls]
+    pairs: list[Times] = []
+    until = time.perf_counter() + MOST_SECONDS
+    while len(pairs) < LEAST_PAIRS or (len(pairs) < _enough(pairs, turns) and time.perf_counter() < until):
+        first = len(pairs) % 2  # in turn, as the second finds the caches as the other leaves them
+        ms = {which: calls[which](turns[which]) for which in (first, 1 - first)}
+        pairs.append(Times(ms[0], ms[1]))
+    found = _by_ratio(pairs)[(len(pairs) - 1) // 2]
+    return Times(round(found.plain_ms, 5), round(found.native_ms, 5))
+
+
+def _by_ratio(pairs: Sequence[Times]) -> list[Times]:
+    return sorted(pairs, key=lambda pair: pair.ratio)
+
+
+def _enough(pairs: Sequence[Times], turns: Sequence[int]) -> float:
+    """Pairs; more where a quarter of them would choose otherwise, or the middle one only just.
+
+    They are counted by the fastest, as those of a slow moment would else be most of the few that fit.
+    """
+    low, middle, high = (_by_ratio(pairs)[len(pairs) * quarter // 4] for quarter in (1, 2, 3))
+    is_near = 1 / NEAR < middle.ratio / MARGIN < NEAR
+    in_doubt = is_near or low.is_native_faster != high.is_native_faster
+    fastest = min(pair.plain_ms for pair in pairs), min(pair.native_ms for pair in pairs)
+    pair_ms = turns[0] * fastest[0] + turns[1] * fastest[1]
+    return 1e3 * (SECONDS_IN_DOUBT if in_doubt else SECONDS) / pair_ms
 
 
 def compile_loop(function: Function, arrays: Sequence[jax.Array]) -> Any:
