@@ -42,16 +42,17 @@ native: | $(BIN)/python  ## the wheel of oneDNN's kernels for the CPU, in native
 native-test: native | $(VENV)/.installed-test  ## its tests, the wheel installed beside the environment
 	rm -rf native/build/installed
 	$(PREFIX_INSTALL) native/build/installed native/dist/*.whl
-	PYTHONPATH=$$(echo $(CURDIR)/native/build/installed/lib/python*/site-packages):$(PYTHONPATH) \
-		$(BIN)/python -m pytest -n 0 tests/native tests/layers/test_native_conv.py
+	export PYTHONPATH=$$(echo $(CURDIR)/native/build/installed/lib/python*/site-packages):$(PYTHONPATH) && \
+		$(BIN)/python -m pytest -n auto --dist worksteal -m "not alone" tests/native tests/layers/test_native_conv.py && \
+		$(BIN)/python -m pytest -n 0 -m alone tests/native
 
 native-sanitize: | $(VENV)/.installed  ## its C++ under the address and undefined behaviour sanitizers
 	$(PREFIX_INSTALL) native/build/required $$($(BIN)/python -c "import tomllib; \
 		print(*tomllib.load(open('native/pyproject.toml', 'rb'))['build-system']['requires'])")
 	PYTHONPATH=$$(echo $(CURDIR)/native/build/required/lib/python*/site-packages) \
 		cmake -S native -B native/build/sanitize -DPython_EXECUTABLE=$$(realpath -s $(BIN)/python) -DHOTLOOP_NATIVE_CHECKS=ON \
-		-DCMAKE_BUILD_TYPE=RelWithDebInfo \
-		-DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+		-DCMAKE_BUILD_TYPE=None \
+		-DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 	cmake --build native/build/sanitize --parallel
 	native/build/sanitize/convolution_check
 	native/build/sanitize/recurrent_check

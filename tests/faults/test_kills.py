@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     make_data(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
+    """A family's run, made once."""
+
+    @cache
+    def train(family: Family) -> Path:
+        results = tmp_path_factory.mktemp(family.name)
+        finish(family.command(data, results, resume=False))
+        return results / "run"
+
+    return train
 
 
 def finish(command: list[str]) -> None:
@@ -74,10 +89,9 @@ def disturb(process: "subprocess.Popen[str]", kind: signal.Signals) -> bool:
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_run_that_is_killed_and_stopped_again_and_again_leaves_what_an_undisturbed_one_does(
-    family: Family, seed: int, data: Path, tmp_path: Path
+    family: Family, seed: int, data: Path, undisturbed: Callable[[Family], Path], tmp_path: Path
 ) -> None:
-    whole, run = tmp_path / "whole" / "run", tmp_path / "disturbed" / "run"
-    finish(family.command(data, whole.parent, resume=False))
+    whole, run = undisturbed(family), tmp_path / "disturbed" / "run"
     moments, records = random.Random(f"{family.name} {seed}"), lines_of(whole)
     disturbed = 0
     for _ in range(DISTURBANCES):

@@ -102,7 +102,7 @@ print(kilobytes() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_memory_does_not_grow_over_a_hundred_thousand_calls():
     grown = int(child(GROWTH))
     assert grown < 1024, f"{grown} KiB more after 108,000 calls"

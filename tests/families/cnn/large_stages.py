@@ -2,7 +2,8 @@
 
 The configuration's own stages, precision and optimiser, on few made-up images of SIDE x SIDE; `whole` merges the stages
 on one device. Rounding is to nearest, so that two ways can be compared. Prints one line of JSON; weights go to the file
-that the environment's WEIGHTS names; those of stages beside a run's with one other label and one's with a moved weight.
+that the environment's WEIGHTS names; those of `whole`, which is the faster one, beside a run's with one other label and
+one's with a moved weight.
 """
 
 import json
@@ -58,7 +59,7 @@ def main(name: str, side: int, replicas: int, merged: bool) -> None:
     params, losses = two_updates(state, batch)
     if "WEIGHTS" in os.environ:
         trees = {"same": params, "start": start["params"]}
-        if not merged:
+        if merged:
             moved = with_moved_weight(start, "params", job.network.nodes[0].name, "kernel", by=0.25)
             trees["label"] = two_updates(state, with_other_label(batch, 1000))[0]
             trees["weight"] = two_updates(model.spread(job, moved), batch)[0]

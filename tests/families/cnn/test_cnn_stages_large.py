@@ -61,7 +61,7 @@ def test_an_old_pipeline_configuration_trains_in_stages_in_its_own_precision(nam
     assert (found["staged"]["stages"], found["whole"]["stages"]) == (4, 1)
     assert found["staged"]["kinds"] == found["whole"]["kinds"] == [kind]
     assert found["staged"]["losses"] == pytest.approx(found["whole"]["losses"], rel=0.02)
-    one, other = (np.load(tmp_path / f"{way}.npz") for way in ("whole", "staged"))
+    one, other = (np.load(tmp_path / f"{way}.npz") for way in ("staged", "whole"))
     far = {way: how_far(one, other[way]) for way in ("same", "label", "weight")}
     assert far["same"] < bound < min(far["label"], far["weight"]), far
 

@@ -23,6 +23,11 @@ def alone(tmp_path_factory: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
+def on_two_devices(tmp_path_factory: Any) -> Any:
+    return everything(tmp_path_factory.mktemp("devices"), 2)
+
+
+@pytest.fixture(scope="module")
 def two(tmp_path_factory: Any) -> Any:
     return run_together(PROGRAM, tmp_path_factory.mktemp("two"), 2, -1, 0, devices=1, limit=LIMIT)
 
@@ -44,12 +49,9 @@ def arrays(values: Any) -> Any:
 
 
 @pytest.mark.parametrize("source", ["arrays", "batches"])
-def test_two_processes_compute_what_one_does(
-    source: str, alone: Any, two: Any, tmp_path_factory: Any
-) -> None:
+def test_two_processes_compute_what_one_does(source: str, alone: Any, on_two_devices: Any, two: Any) -> None:
     assert (alone["processes"], two["processes"]) == (1, 2)
-    one_by_two = everything(tmp_path_factory.mktemp("devices"), 2)
-    for other in (one_by_two, two):
+    for other in (on_two_devices, two):
         same_outcome(other[source], alone[source])
     assert len(alone[source]["rows"]) == 30
     assert min(alone[source]["losses"]) > 0.1 and np.ptp(alone[source]["rows"]) > 0.1
