@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,63 @@ def test_a_block_that_was_freed_is_not_mapped_anew():
         return int(done.stdout)
 
     assert counted("keep") < counted("plain") / 10
+
+
+THREAD = """
+import resource, sys, threading
+from hotloop.engine.device import keep_freed
+if sys.argv[1] == "keep":
+    assert keep_freed()
+def fill():
+    for _ in range(3):
+        block = bytearray(100 * 2**20)  # more than a thread's own place can hold
+        del block
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(2):
+    thread = threading.Thread(target=fill)
+    thread.start()
+    thread.join()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_a_large_block_of_another_thread_is_kept_too():
+    def counted(word: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", THREAD, word], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    assert counted("keep") < counted("plain") / 4
+
+
+RESERVED = """
+import sys
+from hotloop.engine.device import keep_freed, reserve
+assert keep_freed()
+size = 100 * 2**20
+if sys.argv[1] == "reserve":
+    reserve(size)
+block = bytearray(size)
+print(sum(int(line.split()[1]) for line in open("/proc/self/smaps") if line.startswith("AnonHugePages:")))
+"""
+ADVISED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not ADVISED.is_file() or "[madvise]" not in ADVISED.read_text(),
+    reason="huge pages are not by request here",
+)
+def test_a_reserved_block_is_in_huge_pages():
+    def kilobytes(word: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", RESERVED, word], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    assert kilobytes("plain") < 10_000
+    assert kilobytes("reserve") > 80_000
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's own mark is Linux's")

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hotloop.compiler_options import choose_options
 from hotloop.engine import feed as feeds
 from hotloop.engine import processes
-from hotloop.engine.device import platform
+from hotloop.engine.device import platform, reserve
 from hotloop.engine.feed import Batch, Feed, Gather, gather_rows
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
@@ -117,6 +117,7 @@ class Program:
             self.native_calls = count_native_calls(call)
             self.compiler_options = choose_options(call, platform())
             self.executables[capacity] = call.compile(compiler_options=self.compiler_options)
+        _reserve_temporaries(self.executables[capacity])
         self.lower_seconds += lowered - started
         self.compile_seconds += time.perf_counter() - lowered
         _await_others(state, self.feed.like(count))
@@ -183,6 +184,12 @@ def count_native_calls(lowered: Any) -> dict[str, int]:
     if "hotloop_native" not in sys.modules:
         return {}  # nothing can call it, and the text of a large program takes a while
     return dict(Counter(re.findall(r"custom_call @(hotloop_\w+)", lowered.as_text())))
+
+
+def _reserve_temporaries(compiled: Any) -> None:
+    """On a CPU, where a call's temporaries are one block of malloc's."""
+    if platform() == "cpu":
+        reserve(compiled.memory_analysis().temp_size_in_bytes)
 
 
 def _await_others(*trees: Any) -> None:
@@ -345,6 +352,7 @@ class Evaluation:
             lowered = jax.jit(sums_of_batches, out_shardings=everywhere).lower(spread, self._data)
             self.lower_seconds = time.perf_counter() - started
             self.compiled = lowered.compile(compiler_options=choose_options(lowered, platform()))
+        _reserve_temporaries(self.compiled)
         self.compile_seconds = time.perf_counter() - started - self.lower_seconds
         _await_others(spread, self._data)
 
