@@ -34,7 +34,7 @@ def install(
     """The package is there, works, and takes this long; the list gets the shapes that were measured."""
     measured: list[Any] = []
 
-    def time_both(plain: Any, rival: Any, forms: Any) -> Times:
+    def time_both(plain: Any, rival: Any, forms: Any, margin: float) -> Times:
         measured.append([form.shape for form in forms])
         return Times(plain_ms, native_ms)
 

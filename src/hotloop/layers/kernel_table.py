@@ -33,7 +33,7 @@ Function = Callable[..., Any]
 Call = Callable[[int], float]
 """So many turns of a loop -> milliseconds a turn."""
 MARGIN = 1.1
-"""So many times faster a native kernel must be to be taken."""
+"""So many times faster a native kernel must be to be taken, where nothing else speaks for it."""
 FORMAT = 2
 """Of tables; those of format 1 had the smallest of five calls of each path, which a busy moment made wrong."""
 CALL_SECONDS = 0.01
@@ -57,6 +57,8 @@ class Times:
 
     plain_ms: float
     native_ms: float
+    margin: float = MARGIN
+    """The least ratio at which the native path is taken."""
 
     @property
     def ratio(self) -> float:
@@ -64,7 +66,7 @@ class Times:
 
     @property
     def is_native_faster(self) -> bool:
-        return self.native_ms * MARGIN <= self.plain_ms
+        return self.native_ms * self.margin <= self.plain_ms
 
 
 @dataclass
@@ -213,14 +215,14 @@ def _open(path: Path | None, machine: tuple[tuple[str, Any], ...]) -> Table:
     return Table(path, dict(machine))
 
 
-def time_both(plain: Function, native: Function, forms: Sequence[Any]) -> Times:
+def time_both(plain: Function, native: Function, forms: Sequence[Any], margin: float = MARGIN) -> Times:
     """Time both inside a compiled loop, in turns; in a thread of its own, since the one that asks may be in the middle
     of a trace."""
     with ThreadPoolExecutor(1, thread_name_prefix="hotloop-measure") as alone:
-        return alone.submit(_time_both, (plain, native), forms).result()
+        return alone.submit(_time_both, (plain, native), forms, margin).result()
 
 
-def _time_both(functions: Sequence[Function], forms: Sequence[Any]) -> Times:
+def _time_both(functions: Sequence[Function], forms: Sequence[Any], margin: float) -> Times:
     random = np.random.default_rng(0).standard_normal(4099)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         arrays = tuple(jax.numpy.asarray(np.resize(random, form.shape), form.dtype) for form in forms)
@@ -229,7 +231,8 @@ def _time_both(functions: Sequence[Function], forms: Sequence[Any]) -> Times:
         def timed(loop: Function) -> Call:
             return lambda turns: _milliseconds(lambda: loop(turns, arrays)) / turns
 
-        return compare_calls(*map(timed, loops))
+        plain, native = map(timed, loops)
+        return compare_calls(plain, native, margin)
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:
@@ -238,7 +241,7 @@ def _milliseconds(call: Callable[[], Any]) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def compare_calls(plain: Call, native: Call) -> Times:
+def compare_calls(plain: Call, native: Call, margin: float = MARGIN) -> Times:
     """Of many pairs of short calls, one after the other, that with the median ratio.
 
     What else the machine does may slow one path alone, one that uses more cores, and its clock may change for both
@@ -253,9 +256,9 @@ def compare_calls(plain: Call, native: Call) -> Times:
     while len(pairs) < LEAST_PAIRS or (len(pairs) < _enough(pairs, turns) and time.perf_counter() < until):
         first = len(pairs) % 2  # in turn, as the second finds the caches as the other leaves them
         ms = {which: calls[which](turns[which]) for which in (first, 1 - first)}
-        pairs.append(Times(ms[0], ms[1]))
+        pairs.append(Times(ms[0], ms[1], margin))
     found = _by_ratio(pairs)[(len(pairs) - 1) // 2]
-    return Times(round(found.plain_ms, 5), round(found.native_ms, 5))
+    return Times(round(found.plain_ms, 5), round(found.native_ms, 5), margin)
 
 
 def _by_ratio(pairs: Sequence[Times]) -> list[Times]:
@@ -268,7 +271,7 @@ def _enough(pairs: Sequence[Times], turns: Sequence[int]) -> float:
     They are counted by the fastest, as those of a slow moment would else be most of the few that fit.
     """
     low, middle, high = (_by_ratio(pairs)[len(pairs) * quarter // 4] for quarter in (1, 2, 3))
-    is_near = 1 / NEAR < middle.ratio / MARGIN < NEAR
+    is_near = 1 / NEAR < middle.ratio / middle.margin < NEAR
     in_doubt = is_near or low.is_native_faster != high.is_native_faster
     fastest = min(pair.plain_ms for pair in pairs), min(pair.native_ms for pair in pairs)
     pair_ms = turns[0] * fastest[0] + turns[1] * fastest[1]

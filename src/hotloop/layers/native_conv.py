@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.layers import native
-from hotloop.layers.native import like
+from hotloop.layers.native import UNLESS_SLOWER, like
 from hotloop.layers.paths import Rival
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
@@ -77,13 +77,23 @@ def is_slow_gradient(x: Array, kernel: Array, dy: Array, *, stride: int, groups:
     return is_slow_forward(x, kernel, groups=groups) or (strided and work >= SLOW_WORK)
 
 
-FORWARD = Rival("conv forward", "hotloop_conv_forward", forward, stacked=(0,), is_slow=is_slow_forward)
+FORWARD = Rival(
+    "conv forward",
+    "hotloop_conv_forward",
+    forward,
+    stacked=(0,),
+    margin=UNLESS_SLOWER,
+    is_slow=is_slow_forward,
+)
 INPUT_GRADIENT = Rival(
     "conv input gradient",
     "hotloop_conv_input_gradient",
     input_gradient,
     stacked=(0, 2),
+    margin=UNLESS_SLOWER,
     is_slow=is_slow_gradient,
 )
-BIASED = Rival("conv with bias", "hotloop_conv_bias_sum", biased)
-KERNEL_GRADIENT = Rival("conv kernel gradient", "hotloop_conv_kernel_gradient", kernel_gradient)
+KERNEL_GRADIENT = Rival(
+    "conv kernel gradient", "hotloop_conv_kernel_gradient", kernel_gradient, margin=UNLESS_SLOWER
+)
+BIASED = Rival("conv with bias", "hotloop_conv_bias_sum", biased, margin=UNLESS_SLOWER)

@@ -43,6 +43,8 @@ class Rival:
     stacked: tuple[int, ...] = ()
     """The arrays whose rows have nothing to do with each other, as those of the results: where these and no others are
     mapped by `jax.vmap`, one call takes the rows of all."""
+    margin: float = kernel_table.MARGIN
+    """How many times as fast as the operation's own path it must be to be taken."""
     is_slow: Implementation = lambda *arrays, **settings: False
     """Whether the operation's own path is known to be slow, called like the implementation."""
 
@@ -221,7 +223,7 @@ def is_rival_faster(operation: Operation, path: str, settings: Any, arrays: Sequ
         return traced
 
     def measure() -> kernel_table.Times:
-        return kernel_table.time_both(alone(path), alone(NATIVE), arrays)
+        return kernel_table.time_both(alone(path), alone(NATIVE), arrays, rival.margin)
 
     return table.find_times(key.replace(", ", ","), measure).is_native_faster
 

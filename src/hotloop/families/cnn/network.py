@@ -327,9 +327,12 @@ def prepare_inference(network: Network, policy: Policy, state: Any) -> tuple[Par
     return policy.to_compute(params), statistics
 
 
-def prepared_logits(network: Network, policy: Policy, prepared: Any, images: Array) -> Array:
+def prepared_logits(
+    network: Network, policy: Policy, prepared: tuple[Params, Statistics], images: Array
+) -> Array:
     """Float32 logits [N, classes]; images as the network sees them."""
-    found, _ = network.apply(*prepared, policy.to_compute(images), train=False)
+    params, statistics = prepared
+    found, _ = network.apply(params, statistics, policy.to_compute(images), train=False)
     return found
 
 
