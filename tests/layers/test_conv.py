@@ -1,15 +1,17 @@
 """The convolution with its own backward pass: values, gradients, and the layout that stays fast in a loop."""
 
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hotloop.layers.conv import LAYOUT, conv2d
+from hotloop.layers import conv
+from hotloop.layers.conv import LAYOUT, conv2d, conv2d_padded
 from hotloop.layers.paths import force_path
 
 
@@ -59,6 +61,77 @@ def test_values_and_gradients_equal_the_built_in_ones(kh, kw, stride, padding):
 )  # fmt: skip
 def test_any_geometry_has_the_built_in_gradients(height, width, kh, kw, stride, padding):
     compare_with_built_in(1, height, width, 2, 3, kh, kw, stride, padding)
+
+
+def compare_gradients(shape, kernel_shape, stride, pads):
+    """With given padding, also such that cuts the image, against the built-in gradients in float64."""
+    with jax.enable_x64(True), force_path("canonical"):
+        x, kernel = arrays(0, shape, kernel_shape)
+        (dy,) = arrays(1, built_in(x, kernel, stride, pads).shape)
+        back = [
+            jax.jit(lambda x, kernel, dy, convolve=convolve: jax.vjp(convolve, x, kernel)[1](dy))
+            for convolve in (
+                lambda x, kernel: conv2d_padded(x, kernel, stride, pads),
+                lambda x, kernel: built_in(x, kernel, stride, pads),
+            )
+        ]
+        for mine, yours in zip(*(each(x, kernel, dy) for each in back), strict=True):
+            np.testing.assert_allclose(mine, yours, rtol=1e-11, atol=1e-11)
+            assert np.abs(yours).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads"),
+    [((3, 3), 2, ((0, 3), (2, 0))), ((3, 2), 2, ((-1, 1), (1, -2))), ((2, 3), 4, ((1, 0), (0, 0)))],
+)
+def test_uneven_padding_and_padding_that_cuts_has_the_built_in_gradients(kernel, stride, pads):
+    compare_gradients((2, 7, 8, 3), (*kernel, 3, 4), stride, pads)
+
+
+PADS = st.tuples(st.integers(-2, 3), st.integers(-2, 3))
+
+
+@pytest.mark.parametrize(
+    ("form", "images", "stride", "pads", "cache"),
+    [
+        ("_dw_in_parts", 8, 1, ((-1, 2), (0, 1)), 40_000),  # four parts
+        ("_dw_in_parts", 7, 1, ((1, 1), (1, 1)), 45_000),  # images that three to five parts cannot share
+        ("_dw_of_taps", 2, 2, ((0, 1), (1, 0)), 6_000),
+        ("_dw_of_taps", 1, 3, ((-1, 2), (0, 1)), 2_000),
+    ],
+)
+def test_where_no_cache_holds_the_copies_another_form_has_the_same_gradient(
+    form, images, stride, pads, cache, monkeypatch
+):
+    used = mock.Mock(wraps=getattr(conv, form))
+    monkeypatch.setattr(conv, form, used)
+    monkeypatch.setattr(conv, "CACHE_BYTES", cache)
+    compare_gradients((images, 6, 7, 16), (3, 2, 16, 2), stride, pads)
+    assert used.call_count == 1
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(
+    images=st.integers(1, 3), size=st.tuples(st.integers(5, 9), st.integers(5, 9)), stride=st.integers(1, 4),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)), pads=st.tuples(PADS, PADS),
+)  # fmt: skip
+def test_any_padding_has_the_built_in_gradients(images, size, kernel, stride, pads):
+    assume(all(side + sum(pad) >= k for side, k, pad in zip(size, kernel, pads, strict=True)))
+    compare_gradients((images, *size, 2), (*kernel, 2, 3), stride, pads)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(jnp.bfloat16, 2**-7), (jnp.float16, 2**-10)])
+def test_a_strided_gradient_in_sixteen_bits_rounds_the_result_not_the_sum(dtype, limit):
+    x, kernel, dy = (
+        each.astype(dtype) for each in arrays(0, (1, 6, 6, 2), (5, 5, 2, 8), (1, 3, 3, 8), dtype=np.float32)
+    )
+    with force_path("canonical"):
+        found = jax.vjp(lambda x: conv2d(x, kernel, stride=2), x)[1](dy)[0]
+    wide = [each.astype(jnp.float32) for each in (x, kernel, dy)]
+    exact = jax.vjp(lambda x: built_in(x, wide[1], 2, "SAME"), wide[0])[1](wide[2])[0]
+    assert found.dtype == dtype
+    assert float(jnp.abs(found - exact).max()) <= limit * float(jnp.abs(exact).max())
 
 
 def test_rows_that_no_window_reaches_get_zero_gradient():

@@ -2,8 +2,8 @@
 
 XLA:CPU brings a convolution into the layout of its fast kernel only in a program's entry computation, and the gradient
 convolutions that autodiff makes are not in that layout: inside `lax.scan` they are tens of times slower. Here the
-input's gradient is a convolution in the canonical layout, the kernel's one matrix product. Other platforms keep the
-built-in gradients. docs/layers.md has the measurements.
+input's gradient is a convolution in the canonical layout, with a stride a matrix product, as is the kernel's. Other
+platforms keep the built-in gradients. docs/layers.md has the measurements.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,15 @@ from jax import Array, lax
 from jaxtyping import Float
 
 from hotloop.layers import native_conv
+from hotloop.layers.dense import wide
 from hotloop.layers.paths import Operation, materialise
 
 Padding = Literal["SAME", "VALID"]
 Pads = tuple[tuple[int, int], tuple[int, int]]
 Convolve = Callable[..., Array]
 LAYOUT = ("NHWC", "HWIO", "NHWC")
+CACHE_BYTES = 3 << 20
+"""What copies of images for one product may take; measured on two cores with 1 MiB of cache each and 32 together."""
 
 
 def conv2d(
@@ -118,16 +121,52 @@ def _padded(x: Array, *edges: tuple[int, int, int]) -> Array:
 
 
 def _canonical_dx(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> Array:
-    """Convolve the cotangent, spread by the stride, with the kernel turned round and its channels swapped."""
+    """Convolve the cotangent with the kernel turned round and its channels swapped."""
     edges = spread_edges(x, kernel, dy, stride, pads)
     if _is_product(kernel, pads):
         picked = (_rows(dy) @ kernel[0, 0].T).reshape(*dy.shape[:3], -1)
         (_, below), (_, right) = edges
         return _padded(picked, (0, below, stride - 1), (0, right, stride - 1))
+    if stride > 1:
+        return _strided_dx(x, kernel, dy, stride, pads)
     turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-    return lax.conv_general_dilated(
-        dy, turned, (1, 1), edges, lhs_dilation=(stride, stride), dimension_numbers=LAYOUT
-    )
+    return lax.conv_general_dilated(dy, turned, (1, 1), edges, dimension_numbers=LAYOUT)
+
+
+def _strided_dx(x: Array, kernel: Array, dy: Array, stride: int, pads: Pads) -> Array:
+    """One product for all taps of the kernel, which are then added where they overlap.
+
+    A convolution of the cotangent spread by the stride would multiply by the zeros between its pixels.
+    """
+    kh, kw, channels, filters = kernel.shape
+    images, height, width, _ = dy.shape
+    down, right = _further_windows(kh, stride), _further_windows(kw, stride)
+    products = jnp.matmul(_rows(dy), kernel.reshape(-1, filters).T, preferred_element_type=wide(dy.dtype))
+    taps = products.reshape(images, height, width, kh * kw, channels)
+
+    def phase(row: int, column: int) -> Array:
+        total = jnp.zeros((images, height + down, width + right, channels), taps.dtype)
+        for i, j in product(range(row, kh, stride), range(column, kw, stride)):
+            (above, left), tap = (i // stride, j // stride), taps[..., i * kw + j, :]
+            total += _padded(tap, (above, down - above, 0), (left, right - left, 0))
+        return total
+
+    return _interleave(phase, stride, x, pads).astype(dy.dtype)
+
+
+def _further_windows(size: int, stride: int) -> int:
+    """How many windows that begin before it a pixel may lie in, beside the last one."""
+    return -(-size // stride) - 1
+
+
+def _interleave(phase: Callable[[int, int], Array], stride: int, x: Array, pads: Pads) -> Array:
+    """An image of the size of `x` from its phases, pixels that lie alike in their windows, given with their padding."""
+    rows = [jnp.stack([phase(row, column) for column in range(stride)], 3) for row in range(stride)]
+    stacked = jnp.stack(rows, 2)
+    images, height, _, width, _, channels = stacked.shape
+    padded = stacked.reshape(images, height * stride, width * stride, channels)
+    sizes = zip(pads, x.shape[1:3], padded.shape[1:3], strict=True)
+    return _padded(padded, *((-low, low + size - covered, 0) for (low, _), size, covered in sizes))
 
 
 def spread_edges(x: Array, kernel: Array, dy: Array, stride: int, pads: Pads) -> Pads:
@@ -140,14 +179,57 @@ def spread_edges(x: Array, kernel: Array, dy: Array, stride: int, pads: Pads) ->
     return edges[0], edges[1]
 
 
-def _product_dw(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> Array:
+def _canonical_dw(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> Array:
+    """Matrix products over all pixels, in the form whose copies of the images stay in the caches."""
+    if _is_product(kernel, pads):
+        return (_rows(x[:, ::stride, ::stride]).T @ _rows(dy))[None, None]
+    (kh, kw, channels, filters), (images, height, width, _) = kernel.shape, dy.shape
+    shifts, size = -(-kw // stride), x.dtype.itemsize
+    copies = images * height * (width + shifts - 1) * (stride * kh * channels + shifts * filters)
+    fills = copies * size // CACHE_BYTES
+    if stride > 1 and fills:
+        return _dw_of_taps(x, kernel, dy, stride, pads)
+    # A gradient that fills the caches itself would be read and written for each part; one of 16 bits, rounded.
+    if fills > 2 and channels >= 16 and 4 * kernel.size * size < CACHE_BYTES and size > 2:
+        return _dw_in_parts(x, kernel, dy, pads, least=min(fills, images))
+    return _product_dw(x, kernel, dy, stride, pads)
+
+
+def _dw_of_taps(x: Array, kernel: Array, dy: Array, stride: int, pads: Pads) -> Array:
+    """A product for each tap of the kernel, of the pixels that it meets."""
+    (kh, kw), (last_row, last_column) = kernel.shape[:2], ((size - 1) * stride for size in dy.shape[1:3])
+    (top, _), (left, _) = pads
+    bottom, right = last_row + kh - x.shape[1] - top, last_column + kw - x.shape[2] - left
+    needed, outputs = _padded(x, (top, bottom, 0), (left, right, 0)), _rows(dy)
+    taps = [
+        _rows(needed[:, i : i + last_row + 1 : stride, j : j + last_column + 1 : stride]).T @ outputs
+        for i, j in product(range(kh), range(kw))
+    ]
+    return jnp.stack(taps).reshape(kernel.shape)
+
+
+def _dw_in_parts(x: Array, kernel: Array, dy: Array, pads: Pads, least: int) -> Array:
+    """Part by part of the images, in twice as many parts at most; whole where that leaves a rest."""
+    parts = next((parts for parts in range(least, 2 * least) if x.shape[0] % parts == 0), 1)
+
+    def gradient(part: Array) -> Array:
+        # Each has one image of so many neighbours, and devices that share the images have their own in all parts.
+        x_part, dy_part = (
+            lax.dynamic_index_in_dim(each.reshape(-1, parts, *each.shape[1:]), part, 1, keepdims=False)
+            for each in (x, dy)
+        )
+        return _product_dw(x_part, kernel, dy_part, 1, pads)
+
+    zero = jnp.zeros(kernel.shape, x.dtype)
+    return lax.scan(lambda total, part: (total + gradient(part), None), zero, jnp.arange(parts))[0]
+
+
+def _product_dw(x: Array, kernel: Array, dy: Array, stride: int, pads: Pads) -> Array:
     """One matrix product over all pixels: x beside itself for each row of the kernel, dy for each column.
 
     With a stride s as many neighbouring columns of x count as one of s times the channels, which moves no number;
     dy is shifted by whole strides only. Twice as fast as a convolution with the batch as its channels.
     """
-    if _is_product(kernel, pads):
-        return (_rows(x[:, ::stride, ::stride]).T @ _rows(dy))[None, None]
     (kh, kw, channels, filters), (height, width) = kernel.shape, dy.shape[1:3]
     shifts = -(-kw // stride)
     last, wide = (height - 1) * stride, (width + shifts - 1) * stride
@@ -195,7 +277,7 @@ input_gradient = Operation(
 kernel_gradient = Operation(
     kernel_gradient_of(_plain),
     native_conv.KERNEL_GRADIENT,
-    cpu=("canonical", _product_dw),
+    cpu=("canonical", _canonical_dw),
     cuda=("folded", kernel_gradient_of(_folded)),
 )
 biased = Operation(_biased, native_conv.BIASED)
@@ -236,9 +318,9 @@ def _gradient_of_windows(x: Array, dy: Array, *, size: int, stride: int, padding
 
 
 def _gradient_by_phases(x: Array, dy: Array, *, size: int, stride: int, padding: int) -> Array:
-    """The pixels whose places in their windows are alike are one phase: sums over the few windows that reach them."""
+    """Each pixel's sum over the few windows that reach it, of those whose largest value it is."""
     images, height, width, channels = dy.shape
-    reach = -(-size // stride) - 1  # further windows that a pixel may lie in, along each side
+    reach = _further_windows(size, stride)
     edge = (reach, reach, 0)
     # Written out, or each phase would find it again.
     place = materialise(_place_of_largest(x, (height, width), size, stride, padding))
@@ -254,10 +336,7 @@ def _gradient_by_phases(x: Array, dy: Array, *, size: int, stride: int, padding:
         taps = product(range(row, size, stride), range(column, size, stride))
         return sum((given_by(*tap) for tap in taps), jnp.zeros(shape, dy.dtype))
 
-    rows = [jnp.stack([phase(row, column) for column in range(stride)], 3) for row in range(stride)]
-    spread = jnp.stack(rows, 2).reshape(images, shape[1] * stride, shape[2] * stride, channels)
-    after = [has - covered + padding for has, covered in zip(x.shape[1:3], spread.shape[1:3], strict=True)]
-    return _padded(spread, (-padding, after[0], 0), (-padding, after[1], 0))
+    return _interleave(phase, stride, x, ((padding, padding), (padding, padding)))
 
 
 def _place_of_largest(x: Array, windows: tuple[int, int], size: int, stride: int, padding: int) -> Array:
