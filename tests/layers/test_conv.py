@@ -94,8 +94,8 @@ PADS = st.tuples(st.integers(-2, 3), st.integers(-2, 3))
 @pytest.mark.parametrize(
     ("form", "images", "stride", "pads", "cache"),
     [
-        ("_dw_in_parts", 8, 1, ((-1, 2), (0, 1)), 40_000),  # four parts
-        ("_dw_in_parts", 7, 1, ((1, 1), (1, 1)), 45_000),  # images that three to five parts cannot share
+        ("_dw_in_parts", 16, 1, ((-1, 2), (0, 1)), 32_000),  # eight parts
+        ("_dw_in_parts", 17, 1, ((1, 1), (1, 1)), 45_000),  # images that no 8 to 15 parts can share
         ("_dw_of_taps", 2, 2, ((0, 1), (1, 0)), 6_000),
         ("_dw_of_taps", 1, 3, ((-1, 2), (0, 1)), 2_000),
     ],

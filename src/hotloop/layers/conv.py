@@ -190,7 +190,7 @@ def _canonical_dw(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads
     if stride > 1 and fills:
         return _dw_of_taps(x, kernel, dy, stride, pads)
     # A gradient that fills the caches itself would be read and written for each part; one of 16 bits, rounded.
-    if fills > 2 and channels >= 16 and 4 * kernel.size * size < CACHE_BYTES and size > 2:
+    if fills > 7 and channels >= 16 and 4 * kernel.size * size < CACHE_BYTES and size > 2:
         return _dw_in_parts(x, kernel, dy, pads, least=min(fills, images))
     return _product_dw(x, kernel, dy, stride, pads)
 
