@@ -15,10 +15,7 @@ inline int64_t rows_at_once(int64_t terms) {
   return smaller(MOST_ROWS, larger(TALLEST, PACKED_ROWS / terms / TALLEST * TALLEST));
 }
 
-inline int64_t step_work(Sizes s) {
-  const int64_t terms = gates_of(s.cell) * s.hidden;
-  return larger(PACKED_ROWS, TALLEST * terms) + 4 * MOST_ROWS * WIDTH;
-}
+inline int64_t packed_floats(int64_t terms) { return larger(PACKED_ROWS, TALLEST * terms); }
 
 // Part of a sequence's vectors: step `step`, row `row`, `count` units (at most LANES) from `unit` on.
 struct Place {
@@ -29,28 +26,75 @@ inline int64_t offset(Sizes s, Place at, int64_t gates) {
   return ((at.step * s.batch + at.row) * gates) * s.hidden + at.unit;
 }
 
-// Calls body(at, tile): tile is where the first product of these units is; the next is `stride` further.
+// Calls body(at, offset): where the number of these units is in a tile.
 template <class Body>
-inline void over_units(Sizes s, int64_t step, Range rows, int64_t panel, const float* tiles, Body body) {
+inline void over_units(Sizes s, int64_t step, Range rows, int64_t panel, Body body) {
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t unit = panel * WIDTH + half * LANES, left = s.hidden - unit;
-      if (left > 0) body(Place{step, row, unit, smaller(LANES, left)}, tiles + (row - rows.begin) * WIDTH + half * LANES);
+      if (left > 0) body(Place{step, row, unit, smaller(LANES, left)}, (row - rows.begin) * WIDTH + half * LANES);
     }
   }
 }
 
-// Calls body(block, packed rows, tiles) for blocks of rows whose packed form fits.
+// Calls body(block) for blocks of at most `most` rows.
 template <class Body>
-inline void over_row_blocks(Range rows, int64_t terms, float* work, Body body) {
-  const int64_t count = rows.end - rows.begin, most = rows_at_once(terms), blocks = (count + most - 1) / most;
+inline void over_row_blocks(Range rows, int64_t most, Body body) {
+  const int64_t count = rows.end - rows.begin, blocks = (count + most - 1) / most;
   for (int64_t block = 0; block < blocks; ++block) {
-    const Range part{rows.begin + count * block / blocks, rows.begin + count * (block + 1) / blocks};
-    body(part, work, work + larger(PACKED_ROWS, TALLEST * terms));
+    body(Range{rows.begin + count * block / blocks, rows.begin + count * (block + 1) / blocks});
   }
 }
 
 // --- forward ---
+
+// The input products of a few steps for some rows and panels, in tiles which the recurrent products are then added to.
+// So many steps that each pass over the input weights serves many rows; so few that they stay in the cache.
+struct InputTiles {
+  float* data;
+  int64_t gates, steps;
+  Range rows, panels;
+
+  InputTiles(Sizes s, Range rows, Range panels, float* data)
+      : data(data), gates(gates_of(s.cell)), rows(rows), panels(panels) {
+    steps = smaller(s.steps, larger(1, rows_at_once(s.inputs) / (rows.end - rows.begin)));
+  }
+
+  int64_t of_gate() const { return steps * (rows.end - rows.begin) * WIDTH; }
+  float* at(int64_t step, int64_t row, int64_t panel, int64_t gate) const {
+    const int64_t place = step % steps * (rows.end - rows.begin) + row - rows.begin;
+    return data + ((panel - panels.begin) * gates + gate) * of_gate() + place * WIDTH;
+  }
+};
+
+inline int64_t forward_work(Sizes s, int64_t rows, int64_t panels) {
+  const int64_t in_tiles = larger(rows, rows_at_once(s.inputs)) * gates_of(s.cell) * panels * WIDTH;
+  return packed_floats(larger(s.inputs, s.hidden)) + MOST_ROWS * WIDTH + in_tiles;
+}
+
+// Fills the tiles for the steps from `step` on.
+inline void multiply_inputs(const Forward& f, int64_t step, const InputTiles& tiles, float* packed) {
+  const Sizes s = f.sizes;
+  const int64_t steps = smaller(tiles.steps, s.steps - step), of_gate = s.inputs * padded(s.hidden);
+  const int64_t most = tiles.steps > 1 ? tiles.rows.end - tiles.rows.begin : rows_at_once(s.inputs);
+  over_row_blocks(tiles.rows, most, [&](Range block) {
+    // Where these are all rows of the batch, those of one step follow on those of the step before.
+    const bool is_one_run = block.end - block.begin == s.batch;
+    const int64_t runs = is_one_run ? 1 : steps, rows = (block.end - block.begin) * steps / runs;
+    for (int64_t run = 0; run < runs; ++run) {
+      const float* x = f.x + ((step + run) * s.batch + block.begin) * s.inputs;
+      pack_rows({x, s.inputs, 1}, rows, s.inputs, packed + run * rows * s.inputs);
+    }
+    for (int64_t panel = tiles.panels.begin; panel < tiles.panels.end; ++panel) {
+      for (int64_t gate = 0; gate < tiles.gates; ++gate) {
+        for (int64_t run = 0; run < runs; ++run) {
+          multiply_panel(packed + run * rows * s.inputs, rows, f.input_weights + gate * of_gate, s.inputs, s.hidden,
+                         panel, tiles.at(step + run, block.begin, panel, gate), WIDTH, false);
+        }
+      }
+    }
+  });
+}
 
 inline const float* before(const float* start, const float* states, Sizes s, int64_t step) {
   return step == 0 ? start : states + (step - 1) * s.batch * s.hidden;
@@ -64,17 +108,19 @@ inline Vec load_before(const float* start, const float* states, Sizes s, Place a
 struct Sums {
   const Forward& pass;
   Place at;
-  const float *z, *tile;
+  const float* tile;  // of the first gate; the next is `stride` further
   int64_t stride;
+  const float* apart;  // the candidate's product (reset after)
 
-  Vec product(int64_t gate) const { return load(tile + gate * stride, LANES); }
-  Vec input(int64_t gate) const { return load(z + gate * pass.sizes.hidden, at.count); }
+  Vec sum(int64_t gate) const {
+    return load(tile + gate * stride, LANES) + load(pass.input_bias + gate * pass.sizes.hidden + at.unit, at.count);
+  }
   Vec keep(int64_t place, Vec sum) const {
     const Sizes s = pass.sizes;
     if (pass.sums) store(pass.sums + offset(s, at, sums_of(s.cell)) + place * s.hidden, sum, at.count);
     return sum;
   }
-  Vec gate(int64_t number) const { return keep(number, input(number) + product(number)); }
+  Vec gate(int64_t number) const { return keep(number, sum(number)); }
   void output(Vec h) const { store(pass.h + offset(pass.sizes, at, 1), h, at.count); }
 };
 
@@ -95,9 +141,9 @@ inline void lstm_forward(const Sums& sums) {
 inline void reset_after_forward(const Sums& sums) {
   const Forward& f = sums.pass;
   const Place at = sums.at;
-  const Vec h = load_before(f.h0, f.h, f.sizes, at), of_candidate = sums.product(2) + load(f.bias + at.unit, at.count);
+  const Vec h = load_before(f.h0, f.h, f.sizes, at), of_candidate = load(sums.apart, LANES) + load(f.bias + at.unit, at.count);
   const Vec reset = sigmoid(sums.gate(0)), update = sigmoid(sums.gate(1));
-  const Vec candidate = hyperbolic_tangent(sums.keep(2, sums.input(2) + reset * sums.keep(3, of_candidate)));
+  const Vec candidate = hyperbolic_tangent(sums.keep(2, sums.sum(2) + reset * sums.keep(3, of_candidate)));
   sums.output(update * h + (1.0f - update) * candidate);
 }
 
@@ -113,46 +159,52 @@ inline void gru_candidate_forward(const Sums& sums) {
   const Forward& f = sums.pass;
   const Place at = sums.at;
   const Vec update = load(f.update + at.row * f.sizes.hidden + at.unit, at.count);
-  const Vec candidate = hyperbolic_tangent(sums.keep(2, sums.input(2) + sums.product(0)));
+  const Vec candidate = hyperbolic_tangent(sums.gate(2));
   sums.output(update * load_before(f.h0, f.h, f.sizes, at) + (1.0f - update) * candidate);
 }
 
 using Formula = void (*)(const Sums&);
 
-// `from` [batch, hidden] (null: zero) times `gates` gates from `first_gate` on, then `formula`.
+// Adds `from` [batch, hidden] (null: zero) times `gates` gates from `first_gate` on to their tiles, then `formula`.
 template <Formula formula>
 inline void forward_phase(const Forward& f, int64_t step, const float* from, int64_t first_gate, int64_t gates,
-                          Range rows, Range panels, float* work) {
+                          const InputTiles& tiles, float* packed, float* apart) {
   const Sizes s = f.sizes;
   const int64_t hidden = s.hidden, of_gate = hidden * padded(hidden);
-  over_row_blocks(rows, hidden, work, [&](Range part, float* packed, float* tiles) {
-    const int64_t high = part.end - part.begin, stride = high * WIDTH;
-    if (from) pack_rows({from + part.begin * hidden, hidden, 1}, high, hidden, packed);
-    for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-      for (int64_t gate = 0; gate < gates; ++gate) {
-        float* tile = tiles + gate * stride;
-        const float* weights = f.weights + (first_gate + gate) * of_gate;
-        if (from) multiply_panel(packed, high, weights, hidden, hidden, panel, tile, WIDTH, false);
-        for (int64_t i = 0; !from && i < stride; ++i) tile[i] = 0.0f;
+  over_row_blocks(tiles.rows, rows_at_once(hidden), [&](Range block) {
+    const int64_t high = block.end - block.begin;
+    if (from) pack_rows({from + block.begin * hidden, hidden, 1}, high, hidden, packed);
+    for (int64_t panel = tiles.panels.begin; panel < tiles.panels.end; ++panel) {
+      for (int64_t gate = first_gate; gate < first_gate + gates; ++gate) {
+        const bool is_apart = s.cell == Cell::gru_reset_after && gate == 2;
+        float* tile = is_apart ? apart : tiles.at(step, block.begin, panel, gate);
+        if (from) {
+          multiply_panel(packed, high, f.weights + gate * of_gate, hidden, hidden, panel, tile, WIDTH, !is_apart);
+        }
+        for (int64_t i = 0; !from && is_apart && i < high * WIDTH; ++i) apart[i] = 0.0f;
       }
-      over_units(s, step, part, panel, tiles, [&](Place at, const float* tile) {
-        formula(Sums{f, at, f.z + offset(s, at, gates_of(s.cell)), tile, stride});
+      const float* tile = tiles.at(step, block.begin, panel, 0);
+      over_units(s, step, block, panel, [&](Place at, int64_t place) {
+        formula(Sums{f, at, tile + place, tiles.of_gate(), apart + place});
       });
     }
   });
 }
 
 inline void forward(const Forward& f, int64_t phase, Range rows, Range panels, float* work) {
-  const Cell cell = f.sizes.cell;
-  const int64_t step = phase / phases_of(cell);
-  const float* h = before(f.h0, f.h, f.sizes, step);
-  if (cell == Cell::rnn) return forward_phase<rnn_forward>(f, step, h, 0, 1, rows, panels, work);
-  if (cell == Cell::lstm) return forward_phase<lstm_forward>(f, step, h, 0, 4, rows, panels, work);
-  if (cell == Cell::gru_reset_after) {
-    return forward_phase<reset_after_forward>(f, step, h, 0, 3, rows, panels, work);
+  const Sizes s = f.sizes;
+  const int64_t step = phase / phases_of(s.cell);
+  const float* h = before(f.h0, f.h, s, step);
+  float* apart = work + packed_floats(larger(s.inputs, s.hidden));
+  const InputTiles tiles(s, rows, panels, apart + MOST_ROWS * WIDTH);
+  if (phase % (phases_of(s.cell) * tiles.steps) == 0) multiply_inputs(f, step, tiles, work);
+  if (s.cell == Cell::rnn) return forward_phase<rnn_forward>(f, step, h, 0, 1, tiles, work, apart);
+  if (s.cell == Cell::lstm) return forward_phase<lstm_forward>(f, step, h, 0, 4, tiles, work, apart);
+  if (s.cell == Cell::gru_reset_after) {
+    return forward_phase<reset_after_forward>(f, step, h, 0, 3, tiles, work, apart);
   }
-  if (phase % 2 == 0) return forward_phase<gru_gates_forward>(f, step, h, 0, 2, rows, panels, work);
-  forward_phase<gru_candidate_forward>(f, step, h ? f.reset_h : nullptr, 2, 1, rows, panels, work);
+  if (phase % 2 == 0) return forward_phase<gru_gates_forward>(f, step, h, 0, 2, tiles, work, apart);
+  forward_phase<gru_candidate_forward>(f, step, h ? f.reset_h : nullptr, 2, 1, tiles, work, apart);
 }
 
 // --- backward ---
@@ -243,10 +295,38 @@ struct Parts {
   int64_t count;
 };
 
-template <void (*formula)(const Gradients&)>
-inline void backward_phase(const Backward& b, int64_t step, const Parts& parts, Range rows, Range panels, float* work) {
+inline int64_t backward_work(Sizes s) { return packed_floats(gates_of(s.cell) * s.hidden) + MOST_ROWS * WIDTH; }
+
+// Adds the sums of `count` columns over some rows, `row` apart. In double from one step to the next: a float would lose the
+// last digits of a sum over all steps.
+inline void add_rows(const float* from, int64_t row, int64_t rows, int64_t count, double* totals) {
+  Vec sum{};
+  for (int64_t r = 0; r < rows; ++r) sum += load(from + r * row, count);
+  for (int64_t lane = 0; lane < count; ++lane) totals[lane] += sum[lane];
+}
+
+// The part of the biases' gradients that comes from some rows of one step and one panel of the gates that it has.
+inline void add_biases(const Backward& b, int64_t step, Range gates, Range rows, int64_t panel, double* totals) {
   const Sizes s = b.sizes;
-  over_row_blocks(rows, gates_of(s.cell) * s.hidden, work, [&](Range block, float* packed, float* tiles) {
+  over_units(s, step, {rows.begin, rows.begin + 1}, panel, [&](Place at, int64_t) {
+    for (int64_t gate = gates.begin; gate < gates.end; ++gate) {
+      const bool is_beside = gate == gates_of(s.cell);
+      const int64_t across = is_beside ? 1 : gates_of(s.cell);
+      const float* from = is_beside ? b.beside : b.dz + gate * s.hidden;
+      add_rows(from + offset(s, at, across), across * s.hidden, rows.end - rows.begin, at.count,
+               totals + gate * s.hidden + at.unit);
+    }
+  });
+}
+
+// `gates`: those whose gradients the formula gives.
+template <void (*formula)(const Gradients&)>
+inline void backward_phase(const Backward& b, int64_t step, const Parts& parts, Range gates, Range rows, Range panels,
+                           float* packed, double* totals) {
+  const Sizes s = b.sizes;
+  const int64_t terms = gates_of(s.cell) * s.hidden;
+  float* tile = packed + packed_floats(terms);
+  over_row_blocks(rows, rows_at_once(terms), [&](Range block) {
     const int64_t high = block.end - block.begin;
     float* packed_parts[2] = {packed, packed + high * parts.part[0].terms};
     for (int64_t i = 0; i < parts.count; ++i) {
@@ -256,14 +336,15 @@ inline void backward_phase(const Backward& b, int64_t step, const Parts& parts, 
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
       for (int64_t i = 0; i < parts.count; ++i) {
         const Part& part = parts.part[i];
-        multiply_panel(packed_parts[i], high, part.weights, part.terms, s.hidden, panel, tiles, WIDTH, i > 0);
+        multiply_panel(packed_parts[i], high, part.weights, part.terms, s.hidden, panel, tile, WIDTH, i > 0);
       }
-      over_units(s, step, block, panel, tiles, [&](Place at, const float* tile) { formula(Gradients{b, at, tile}); });
+      over_units(s, step, block, panel, [&](Place at, int64_t place) { formula(Gradients{b, at, tile + place}); });
+      add_biases(b, step, gates, block, panel, totals);
     }
   });
 }
 
-inline void backward(const Backward& b, int64_t phase, Range rows, Range panels, float* work) {
+inline void backward(const Backward& b, int64_t phase, Range rows, Range panels, float* work, double* totals) {
   const Sizes s = b.sizes;
   const int64_t gates = gates_of(s.cell), first = first_part(s.cell), hidden = s.hidden;
   const int64_t step = s.steps - 1 - phase / phases_of(s.cell);
@@ -275,14 +356,18 @@ inline void backward(const Backward& b, int64_t phase, Range rows, Range panels,
     parts.count = 2;
   }
   if (step == s.steps - 1) parts.count = 0;  // nothing comes after it
-  if (step < 0) return backward_phase<start_backward>(b, step, parts, rows, panels, work);
-  if (s.cell == Cell::rnn) return backward_phase<rnn_backward>(b, step, parts, rows, panels, work);
-  if (s.cell == Cell::lstm) return backward_phase<lstm_backward>(b, step, parts, rows, panels, work);
-  if (s.cell == Cell::gru_reset_after) return backward_phase<reset_after_backward>(b, step, parts, rows, panels, work);
-  if (phase % 2 == 0) return backward_phase<gru_candidate_backward>(b, step, parts, rows, panels, work);
+  const auto run = [&](auto phase_of_cell, Range given) {
+    phase_of_cell(b, step, parts, given, rows, panels, work, totals);
+  };
+  const Range all_biases{0, biases_of(s.cell)};
+  if (step < 0) return run(backward_phase<start_backward>, {0, 0});
+  if (s.cell == Cell::rnn) return run(backward_phase<rnn_backward>, all_biases);
+  if (s.cell == Cell::lstm) return run(backward_phase<lstm_backward>, all_biases);
+  if (s.cell == Cell::gru_reset_after) return run(backward_phase<reset_after_backward>, all_biases);
+  if (phase % 2 == 0) return run(backward_phase<gru_candidate_backward>, {1, 3});
   const float* of_candidate = b.dz + step * s.batch * gates * hidden + 2 * hidden;
   parts = {{{of_candidate, gates * hidden, hidden, second_weights}, {}}, 1};
-  backward_phase<gru_reset_backward>(b, step, parts, rows, panels, work);
+  run(backward_phase<gru_reset_backward>, {0, 1});
 }
 
 }  // namespace HOTLOOP_ISA

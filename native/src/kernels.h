@@ -32,22 +32,23 @@ enum class Cell : int64_t { rnn, gru, gru_reset_after, lstm };
 
 struct Sizes {
   Cell cell;
-  int64_t steps, batch, hidden;
+  int64_t steps, batch, inputs, hidden;
 };
 
 // Arrays [steps, batch, gates * hidden] unless said; null where the cell has none.
 struct Forward {
   Sizes sizes;
-  const float *z, *bias;     // bias: [hidden], of the candidate's product (reset after)
-  const float *h0, *c0;      // [batch, hidden]; null: zero
-  const float* weights;      // packed, gate after gate
-  float *h, *c, *sums;       // sums: null where nothing is kept for gradients; c is then [batch, hidden], the last
-  float *reset_h, *update;   // [batch, hidden], between the two phases of a step (reset before)
+  const float *x, *input_bias;            // [steps, batch, inputs], [gates * hidden]
+  const float* bias;                      // [hidden], of the candidate's product (reset after)
+  const float *h0, *c0;                   // [batch, hidden]; null: zero
+  const float *input_weights, *weights;   // packed, gate after gate
+  float *h, *c, *sums;      // sums: null where nothing is kept for gradients; c is then [batch, hidden], the last
+  float *reset_h, *update;  // [batch, hidden], between the two phases of a step (reset before)
 };
 
 struct Backward {
   Sizes sizes;
-  const float *d_outputs, *sums, *h, *c, *h0, *c0;  // no d_outputs: nothing comes in at each step
+  const float *d_outputs, *x, *sums, *h, *c, *h0, *c0;  // no d_outputs: nothing comes in at each step
   const float *dh_last, *dc_last;                   // [batch, hidden]
   const float* weights;                             // packed and transposed, part after part: see `parts`
   float *dz, *dh0, *dc0;  // dh0, dc0: [batch, hidden], also what is carried from step to step
@@ -82,11 +83,15 @@ struct Kernels {
   // The part of a product: `columns` begins at a multiple of the width. `work`: `product_work` floats.
   void (*multiply)(const Product& product, Range rows, Range columns, float* work);
   int64_t product_work;
-  // One phase (of `forward_phases` a step) for some rows and panels of units. `work`: `step_work(...)` floats.
+  // One phase (of `phases_of` a step) for some rows and panels of units. `work`: `forward_work(...)` floats, the same in
+  // all phases of these rows and panels, since the input products of several steps are made at once and lie there.
   void (*forward)(const Forward& pass, int64_t phase, Range rows, Range panels, float* work);
-  // Phase 0 is the first of the last step; after the first step's last, one phase more gives the gradient of h0.
-  void (*backward)(const Backward& pass, int64_t phase, Range rows, Range panels, float* work);
-  int64_t (*step_work)(Sizes sizes);
+  int64_t (*forward_work)(Sizes sizes, int64_t rows, int64_t panels);
+  // Phase 0 is the first of the last step; after the first step's last, one phase more gives the gradient of h0. Adds the
+  // gradients of all biases (`biases_of` * hidden) to `totals`.
+  void (*backward)(const Backward& pass, int64_t phase, Range rows, Range panels, float* work, double* totals);
+  int64_t (*backward_work)(Sizes sizes);
+  int64_t (*rows_at_once)(int64_t terms);  // rows whose packed form stays in the second-level cache
   // Passes over some rows; vectors are of one number a channel. `work`: `norm_work(channels)` floats.
   void (*norm_sums)(const Norm& norm, Range rows, const float* near, float* work, double* sum, double* square);
   void (*norm_apply)(const Norm& norm, Range rows, const NormLine& line);
@@ -102,6 +107,8 @@ const Kernels& kernels();
 // Static: each build of the kernels has its own.
 static inline int64_t gates_of(Cell cell) { return cell == Cell::rnn ? 1 : cell == Cell::lstm ? 4 : 3; }
 static inline int64_t sums_of(Cell cell) { return cell == Cell::rnn ? 1 : cell == Cell::gru ? 3 : 4; }
+// Those of the gates, and the one of the candidate's product.
+static inline int64_t biases_of(Cell cell) { return gates_of(cell) + (cell == Cell::gru_reset_after ? 1 : 0); }
 static inline int64_t phases_of(Cell cell) { return cell == Cell::gru ? 2 : 1; }
 // Gates whose gradients are multiplied with the transposed weights together; the rest follow as a second part.
 static inline int64_t first_part(Cell cell) { return cell == Cell::rnn ? 1 : cell == Cell::lstm ? 4 : 2; }

@@ -6,8 +6,9 @@ namespace hotloop {
 namespace HOTLOOP_ISA {
 
 extern const Kernels table;
-const Kernels table{WIDTH, pack_columns, multiply, PRODUCT_WORK, forward, backward, step_work,
-                    norm_sums, norm_apply, norm_gradient_sums, norm_gradient_apply, norm_work};
+const Kernels table{WIDTH,         pack_columns, multiply,   PRODUCT_WORK,       forward,             forward_work,
+                    backward,      backward_work, rows_at_once, norm_sums, norm_apply, norm_gradient_sums,
+                    norm_gradient_apply, norm_work};
 
 }  // namespace HOTLOOP_ISA
 }  // namespace hotloop

@@ -1,7 +1,6 @@
 #include "recurrent.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "product.h"
 #include "workspace.h"
@@ -30,36 +29,51 @@ struct Division {
     const int64_t most = std::min({threads, panels_of(s.hidden), step / WORTH_SHARING});
     tasks = by_rows ? threads : std::max<int64_t>(1, most);
   }
+
+  int64_t rows(Sizes s) const { return by_rows ? (s.batch + tasks - 1) / tasks : s.batch; }
+  int64_t panels(Sizes s) const { return by_rows ? panels_of(s.hidden) : (panels_of(s.hidden) + tasks - 1) / tasks; }
 };
 
-// Runs step_phase(phase, rows, panels, work) for all phases of a sequence, after pack(panel range).
+// Runs step_phase(phase, rows, panels, task) for all phases of a sequence, after pack(panel range). A thread with rows of
+// its own takes `most` of them through the whole sequence before the next.
 template <class Pack, class StepPhase>
-void run_phases(Sizes s, int64_t phases, int64_t threads, const Team::Schedule& schedule, char* work, size_t work_bytes,
+void run_phases(Sizes s, int64_t phases, int64_t most, const Division& division, const Team::Schedule& schedule,
                 Pack pack, StepPhase step_phase) {
-  const Division division(s, threads);
   const int64_t panels = panels_of(s.hidden);
-  const auto work_of = [&](int64_t task) { return reinterpret_cast<float*>(work + task * work_bytes); };
   Team::run(schedule, division.by_rows ? 2 : 1 + phases, division.tasks, [&](int64_t phase, int64_t task) {
     if (phase == 0) return pack(share(panels, division.tasks, task));
     if (!division.by_rows) {
-      return step_phase(phase - 1, Range{0, s.batch}, share(panels, division.tasks, task), work_of(task));
+      return step_phase(phase - 1, Range{0, s.batch}, share(panels, division.tasks, task), task);
     }
-    const Range rows = share(s.batch, division.tasks, task);
-    for (int64_t own = 0; own < phases; ++own) step_phase(own, rows, Range{0, panels}, work_of(task));
+    const Range own = share(s.batch, division.tasks, task);
+    const int64_t parts = (own.end - own.begin + most - 1) / most;
+    for (int64_t part = 0; part < parts; ++part) {
+      const Range within = share(own.end - own.begin, parts, part);
+      const Range rows{own.begin + within.begin, own.begin + within.end};
+      for (int64_t own_phase = 0; own_phase < phases; ++own_phase) step_phase(own_phase, rows, Range{0, panels}, task);
+    }
   });
 }
 
-// The memory of one pass: packed weights, one task's space to work in after the other, and `extra` floats besides.
-struct Memory {
-  size_t weights, work, extra;
+// Parts of one workspace, one after the other.
+class Layout {
+ public:
+  template <class Number>
+  size_t add(int64_t count) {
+    const size_t begin = bytes_;
+    bytes_ += rounded_up(count * sizeof(Number));
+    return begin;
+  }
+  size_t bytes() const { return bytes_; }
 
-  Memory(Sizes s, int64_t extra_floats)
-      : weights(rounded_up(gates_of(s.cell) * s.hidden * panels_of(s.hidden) * kernels().width * sizeof(float))),
-        work(rounded_up(kernels().step_work(s) * sizeof(float))),
-        extra(rounded_up(extra_floats * sizeof(float))) {}
-
-  size_t bytes(int64_t threads) const { return weights + extra + work * threads; }
+ private:
+  size_t bytes_ = 0;
 };
+
+template <class Number>
+Number* at(Workspace& workspace, size_t begin) {
+  return reinterpret_cast<Number*>(workspace.data() + begin);
+}
 
 // du[:, gates] = (h before each step)' dz[:, gates], for `count` gates from `gate` on; gradients' rows are `width` apart.
 void weight_gradient(const Backward& b, Matrix states_before, int64_t steps, const float* gradients, int64_t width,
@@ -82,73 +96,90 @@ void weight_gradient_of_h(const Backward& b, const float* gradients, int64_t wid
   weight_gradient(b, {b.h, 1, s.hidden}, s.steps - 1, later, width, gate, count, b.h0 != nullptr, du, threads, schedule);
 }
 
-// In double: a float would lose the last digits of a sum over all steps and rows.
-void sum_rows(const float* rows, int64_t count, int64_t columns, float* total) {
-  std::vector<double> sums(columns);
-  for (int64_t row = 0; row < count; ++row) {
-    for (int64_t j = 0; j < columns; ++j) sums[j] += rows[row * columns + j];
+void all_weight_gradients(const Backward& b, const WeightGradients& d, int64_t threads, const Team::Schedule& schedule) {
+  const Sizes s = b.sizes;
+  const int64_t width = gates_of(s.cell) * s.hidden;
+  multiply({s.inputs, s.steps * s.batch, width, {b.x, 1, s.inputs}, {b.dz, width, 1}, d.w, width, false}, threads,
+           schedule);
+  weight_gradient_of_h(b, b.dz, width, 0, first_part(s.cell), d.u, threads, schedule);
+  if (s.cell == Cell::gru) {
+    weight_gradient(b, {b.beside, 1, s.hidden}, s.steps, b.dz + 2 * s.hidden, width, 2, 1, false, d.u, threads, schedule);
   }
-  std::copy(sums.begin(), sums.end(), total);
+  if (s.cell == Cell::gru_reset_after) weight_gradient_of_h(b, b.beside, s.hidden, 2, 1, d.u, threads, schedule);
 }
 
-void all_weight_gradients(const Backward& b, float* du, float* d_bias, int64_t threads,
-                          const Team::Schedule& schedule) {
-  const Sizes s = b.sizes;
-  const int64_t gates = gates_of(s.cell), width = gates * s.hidden;
-  weight_gradient_of_h(b, b.dz, width, 0, first_part(s.cell), du, threads, schedule);
-  if (s.cell == Cell::gru) {
-    weight_gradient(b, {b.beside, 1, s.hidden}, s.steps, b.dz + 2 * s.hidden, width, 2, 1, false, du, threads, schedule);
-  }
-  if (s.cell == Cell::gru_reset_after) {
-    weight_gradient_of_h(b, b.beside, s.hidden, 2, 1, du, threads, schedule);
-    sum_rows(b.beside, s.steps * s.batch, s.hidden, d_bias);
+// The biases' gradients from what each task has summed.
+void add_totals(Sizes s, const double* totals, int64_t tasks, const WeightGradients& d) {
+  const int64_t width = gates_of(s.cell) * s.hidden, count = biases_of(s.cell) * s.hidden;
+  for (int64_t i = 0; i < count; ++i) {
+    double sum = 0;
+    for (int64_t task = 0; task < tasks; ++task) sum += totals[task * count + i];
+    (i < width ? d.input_bias[i] : d.bias[i - width]) = static_cast<float>(sum);
   }
 }
 
 }  // namespace
 
-void run_forward(Forward pass, const float* u, int64_t threads, const Team::Schedule& schedule) {
+void run_forward(Forward pass, const float* w, const float* u, int64_t threads, const Team::Schedule& schedule) {
   const Kernels& k = kernels();
   const Sizes s = pass.sizes;
-  const int64_t gates = gates_of(s.cell), padded = panels_of(s.hidden) * k.width, state = s.batch * s.hidden;
-  const Memory memory(s, 2 * state);
-  Workspace workspace(memory.bytes(threads));
-  float* weights = reinterpret_cast<float*>(workspace.data());
-  pass.weights = weights;
-  pass.reset_h = reinterpret_cast<float*>(workspace.data() + memory.weights);
-  pass.update = pass.reset_h + state;
+  const Division division(s, threads);
+  const int64_t gates = gates_of(s.cell), padded = panels_of(s.hidden) * k.width, most = k.rows_at_once(s.hidden);
+  const int64_t work_floats = k.forward_work(s, std::min(most, division.rows(s)), division.panels(s));
+  Layout layout;
+  const size_t of_inputs = layout.add<float>(gates * s.inputs * padded), of_h = layout.add<float>(gates * s.hidden * padded);
+  const size_t reset_h = layout.add<float>(s.batch * s.hidden), update = layout.add<float>(s.batch * s.hidden);
+  const size_t work = layout.add<float>(work_floats * division.tasks);
+  Workspace workspace(layout.bytes());
+  pass.input_weights = at<float>(workspace, of_inputs);
+  pass.weights = at<float>(workspace, of_h);
+  pass.reset_h = at<float>(workspace, reset_h);
+  pass.update = at<float>(workspace, update);
   run_phases(
-      s, s.steps * phases_of(s.cell), threads, schedule, workspace.data() + memory.weights + memory.extra, memory.work,
+      s, s.steps * phases_of(s.cell), most, division, schedule,
       [&](Range panels) {
         for (int64_t gate = 0; gate < gates; ++gate) {
-          const Matrix of_gate{u + gate * s.hidden, gates * s.hidden, 1};
-          k.pack(of_gate, s.hidden, s.hidden, panels, weights + gate * s.hidden * padded);
+          const int64_t first = gate * s.hidden, across = gates * s.hidden;
+          k.pack({w + first, across, 1}, s.inputs, s.hidden, panels, at<float>(workspace, of_inputs) + gate * s.inputs * padded);
+          k.pack({u + first, across, 1}, s.hidden, s.hidden, panels, at<float>(workspace, of_h) + gate * s.hidden * padded);
         }
       },
-      [&](int64_t phase, Range rows, Range panels, float* work) { k.forward(pass, phase, rows, panels, work); });
+      [&](int64_t phase, Range rows, Range panels, int64_t task) {
+        k.forward(pass, phase, rows, panels, at<float>(workspace, work) + task * work_floats);
+      });
 }
 
-void run_backward(Backward pass, const float* u, bool wants_start, float* du, float* d_bias, int64_t threads,
+void run_backward(Backward pass, const float* u, bool wants_start, const WeightGradients& gradients, int64_t threads,
                   const Team::Schedule& schedule) {
   const Kernels& k = kernels();
   const Sizes s = pass.sizes;
+  const Division division(s, threads);
   const int64_t gates = gates_of(s.cell), first = first_part(s.cell), padded = panels_of(s.hidden) * k.width;
+  const int64_t biases = biases_of(s.cell) * s.hidden, work_floats = k.backward_work(s);
   const bool has_beside = s.cell == Cell::gru || s.cell == Cell::gru_reset_after;
-  const Memory memory(s, has_beside ? s.steps * s.batch * s.hidden : 0);
-  Workspace workspace(memory.bytes(threads));
-  float* weights = reinterpret_cast<float*>(workspace.data());
+  Layout layout;
+  const size_t of_weights = layout.add<float>(gates * s.hidden * padded);
+  const size_t beside = layout.add<float>(has_beside ? s.steps * s.batch * s.hidden : 0);
+  const size_t of_totals = layout.add<double>(biases * division.tasks);
+  const size_t work = layout.add<float>(work_floats * division.tasks);
+  Workspace workspace(layout.bytes());
+  float* weights = at<float>(workspace, of_weights);
+  double* totals = at<double>(workspace, of_totals);
   pass.weights = weights;
-  pass.beside = reinterpret_cast<float*>(workspace.data() + memory.weights);
-  const int64_t phases = s.steps * phases_of(s.cell) + (wants_start ? 1 : 0);
+  pass.beside = at<float>(workspace, beside);
+  std::fill_n(totals, biases * division.tasks, 0.0);
   run_phases(
-      s, phases, threads, schedule, workspace.data() + memory.weights + memory.extra, memory.work,
+      s, s.steps * phases_of(s.cell) + (wants_start ? 1 : 0), k.rows_at_once(gates * s.hidden), division, schedule,
       [&](Range panels) {
         const Matrix across{u, 1, gates * s.hidden}, rest{u + first * s.hidden, 1, gates * s.hidden};
         k.pack(across, first * s.hidden, s.hidden, panels, weights);
         if (first < gates) k.pack(rest, s.hidden, s.hidden, panels, weights + first * s.hidden * padded);
       },
-      [&](int64_t phase, Range rows, Range panels, float* work) { k.backward(pass, phase, rows, panels, work); });
-  all_weight_gradients(pass, du, d_bias, threads, schedule);
+      [&](int64_t phase, Range rows, Range panels, int64_t task) {
+        k.backward(pass, phase, rows, panels, at<float>(workspace, work) + task * work_floats, totals + task * biases);
+      });
+  add_totals(s, totals, division.tasks, gradients);
+  all_weight_gradients(pass, gradients, threads, schedule);
 }
 
 }  // namespace hotloop

@@ -75,23 +75,24 @@ void check_product(int64_t rows, int64_t terms, int64_t columns, bool across_a, 
 struct Trial {
   Sizes sizes;
   bool has_start;
-  Numbers z, u, bias, h0, c0;
+  Numbers x, w, input_bias, u, bias, h0, c0;
 
   Trial(Sizes s, bool has_start)
-      : sizes(s), has_start(has_start), z(drawn(s.steps * s.batch * gates_of(s.cell) * s.hidden, 1)),
+      : sizes(s), has_start(has_start), x(drawn(s.steps * s.batch * s.inputs, 1)),
+        w(drawn(s.inputs * gates_of(s.cell) * s.hidden, 6, 0.3f)), input_bias(drawn(gates_of(s.cell) * s.hidden, 7)),
         u(drawn(s.hidden * gates_of(s.cell) * s.hidden, 2, 0.3f)), bias(drawn(s.hidden, 3)),
         h0(drawn(s.batch * s.hidden, 4)), c0(drawn(s.batch * s.hidden, 5)) {}
 
   int64_t states() const { return sizes.steps * sizes.batch * sizes.hidden; }
 
   hotloop::Forward pass(Numbers& h, Numbers& c, float* sums) const {
-    return {sizes, z.data(), bias.data(), has_start ? h0.data() : nullptr, has_start ? c0.data() : nullptr, nullptr,
-            h.data(), c.data(), sums, nullptr, nullptr};
+    return {sizes, x.data(), input_bias.data(), bias.data(), has_start ? h0.data() : nullptr,
+            has_start ? c0.data() : nullptr, nullptr, nullptr, h.data(), c.data(), sums, nullptr, nullptr};
   }
 
   Numbers infer(int64_t threads, const Team::Schedule& schedule) const {
     Numbers h(states(), NAN), c(sizes.batch * sizes.hidden, NAN);
-    run_forward(pass(h, c, nullptr), u.data(), threads, schedule);
+    run_forward(pass(h, c, nullptr), w.data(), u.data(), threads, schedule);
     return h;
   }
 };
@@ -100,14 +101,15 @@ struct Trial {
 void check_gradients(Sizes s, bool has_start, const Team::Schedule& schedule) {
   Trial trial(s, has_start);
   Numbers h(trial.states(), NAN), c(trial.states(), NAN), sums(trial.states() * sums_of(s.cell), NAN);
-  run_forward(trial.pass(h, c, sums.data()), trial.u.data(), 2, schedule);
+  run_forward(trial.pass(h, c, sums.data()), trial.w.data(), trial.u.data(), 2, schedule);
   require(h == trial.infer(2, schedule), "inference has other numbers");
   const Numbers ones(trial.states(), 1.0f), none(s.batch * s.hidden, 0.0f);
-  Numbers dz(trial.z.size(), NAN), du(trial.u.size(), NAN), d_bias(s.hidden, NAN), dh0(none), dc0(none);
-  hotloop::Backward pass{s, ones.data(), sums.data(), h.data(), c.data(), has_start ? trial.h0.data() : nullptr,
+  Numbers dz(trial.states() * gates_of(s.cell), NAN), dw(trial.w.size(), NAN), d_input_bias(trial.input_bias.size(), NAN);
+  Numbers du(trial.u.size(), NAN), d_bias(s.hidden, NAN), dh0(none), dc0(none);
+  hotloop::Backward pass{s, ones.data(), trial.x.data(), sums.data(), h.data(), c.data(), has_start ? trial.h0.data() : nullptr,
                          has_start ? trial.c0.data() : nullptr, none.data(), none.data(), nullptr,
                          dz.data(), dh0.data(), dc0.data(), nullptr};
-  run_backward(pass, trial.u.data(), has_start, du.data(), d_bias.data(), 2, schedule);
+  run_backward(pass, trial.u.data(), has_start, {dw.data(), d_input_bias.data(), du.data(), d_bias.data()}, 2, schedule);
   const auto total = [&] {
     double sum = 0;
     for (float value : trial.infer(1, NEVER)) sum += value;
@@ -124,7 +126,8 @@ void check_gradients(Sizes s, bool has_start, const Team::Schedule& schedule) {
       require(std::abs((above - below) / (2 * step) - slopes[i]) < 1e-2 * (1 + std::abs(slopes[i])), what);
     }
   };
-  check(trial.z, dz, "the gradient of the sums is wrong");
+  check(trial.w, dw, "the gradient of the input weights is wrong");
+  check(trial.input_bias, d_input_bias, "the gradient of the input bias is wrong");
   check(trial.u, du, "the gradient of the weights is wrong");
   if (s.cell == Cell::gru_reset_after) check(trial.bias, d_bias, "the gradient of the bias is wrong");
   if (has_start) check(trial.h0, dh0, "the gradient of the first h is wrong");
@@ -134,16 +137,16 @@ void check_gradients(Sizes s, bool has_start, const Team::Schedule& schedule) {
 void check_cells(const Team::Schedule& schedule) {
   for (Cell cell : {Cell::rnn, Cell::gru, Cell::gru_reset_after, Cell::lstm}) {
     for (bool has_start : {false, true}) {
-      check_gradients({cell, 3, 2, 70}, has_start, schedule);
-      check_gradients({cell, 2, 31, 19}, has_start, schedule);
+      check_gradients({cell, 3, 2, 5, 70}, has_start, schedule);
+      check_gradients({cell, 2, 31, 40, 19}, has_start, schedule);
     }
-    check_gradients({cell, 1, 1, 1}, false, schedule);
+    check_gradients({cell, 1, 1, 1, 1}, false, schedule);
   }
 }
 
 void check_pools() {
   for (Cell cell : {Cell::gru, Cell::lstm}) {
-    for (Sizes s : {Sizes{cell, 20, 1, 256}, Sizes{cell, 3, 60, 64}}) {
+    for (Sizes s : {Sizes{cell, 20, 1, 16, 256}, Sizes{cell, 3, 60, 33, 64}}) {
       const Trial trial(s, true);
       const Numbers alone = trial.infer(4, NEVER);
       for (int i = 0; i < 10; ++i) {

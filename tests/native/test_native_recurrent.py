@@ -27,19 +27,22 @@ def call(target, shapes, *arrays, **attributes):
 class Sequence:
     """A recurrence with everything that its handlers are given, drawn at random."""
 
-    def __init__(self, cell, steps, batch, hidden, has_state=True, has_outputs=True):
+    def __init__(self, cell, steps, batch, hidden, has_state=True, has_outputs=True, inputs=9):
         self.cell, self.has_state, self.has_outputs = cell, has_state, has_outputs
         gates, state, self.h_shape = GATES[cell], (batch, hidden), (steps, batch, hidden)
         states = [state] * (2 if cell == LSTM else 1)
-        self.z, self.kernel, self.bias, self.dy, *rest = draw(
+        self.x, self.input_kernel, self.input_bias, self.kernel, self.bias, self.dy, *rest = draw(
             0,
-            (steps, batch, gates * hidden),
+            (steps, batch, inputs),
+            (inputs, gates * hidden),
+            (gates * hidden,),
             (hidden, gates * hidden),
             (hidden,),
             self.h_shape,
             *states,
             *states,
         )
+        self.input_kernel *= inputs**-0.5
         self.kernel *= hidden**-0.5
         self.state, self.d_last = tuple(rest[: len(states)]), tuple(rest[len(states) :])
 
@@ -56,30 +59,34 @@ class Sequence:
         state = self.of(self.state) if self.has_state else (EMPTY, EMPTY)
         bias = self.bias if self.cell == RESET_AFTER else EMPTY
         shapes = [self.h_shape, c_shape if self.cell == LSTM else (0,), *more_shapes]
-        return call(target, shapes, self.z, self.kernel, bias, *state, cell=np.int64(self.cell))
+        inputs = (self.x, self.input_kernel, self.input_bias)
+        return call(target, shapes, *inputs, self.kernel, bias, *state, cell=np.int64(self.cell))
 
     def infer(self):
         """Every output, and the last c."""
         return self.run("recurrent_infer", c_shape=self.h_shape[1:])
 
     def gradients(self):
-        """Outputs, and the gradients of z, the weights and the first state."""
+        """Outputs, and the gradients of the input sums, the weights and the first state."""
         steps, batch, hidden = self.h_shape
         h, c, sums = self.run(
             "recurrent_forward", (steps, batch, SUMS[self.cell] * hidden), c_shape=self.h_shape
         )
         state = self.of(self.state) if self.has_state else (EMPTY, EMPTY)
         is_lstm = self.cell == LSTM
-        dz, d_kernel, d_bias, *d_state = call(
+        dz, d_input, d_input_bias, d_kernel, d_bias, *d_state = call(
             "recurrent_backward",
             [
-                self.z.shape,
+                (steps, batch, GATES[self.cell] * hidden),
+                self.input_kernel.shape,
+                self.input_bias.shape,
                 self.kernel.shape,
                 (hidden,) if self.cell == RESET_AFTER else (0,),
                 (batch, hidden),
                 (batch, hidden) if is_lstm else (0,),
             ],
             self.dy if self.has_outputs else EMPTY,
+            self.x,
             self.kernel,
             sums,
             h,
@@ -90,18 +97,23 @@ class Sequence:
             wants_start=self.has_state,
         )
         d_recurrent = (d_kernel, d_bias) if self.cell == RESET_AFTER else d_kernel
-        return h, dz, d_recurrent, tuple(d_state[: 1 + is_lstm]) if self.has_state else None
+        d_first = tuple(d_state[: 1 + is_lstm]) if self.has_state else None
+        return h, dz, d_input, d_input_bias, d_recurrent, d_first
 
     def expected(self):
         """The same in float64, by the plain path and JAX's differentiation of its layout."""
         with jax.enable_x64(True), force_path("cpu loop"):
             exact = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)  # noqa: E731
-            z, recurrent, d_last = exact((self.z, self.recurrent, self.d_last))
+            x, recurrent, d_last = exact((self.x, self.recurrent, self.d_last))
+            kernel, bias = exact((self.input_kernel, self.input_bias))
             state = exact(self.state) if self.has_state else None
             dy = exact(self.dy) if self.has_outputs else jnp.zeros(self.h_shape, jnp.float64)
-            (h, _), back = jax.vjp(
-                lambda *operands: recurrence.recur(CELLS[self.cell], *operands), z, recurrent, state
-            )
+
+            def run(more, kernel, bias, recurrent, state):
+                return recurrence.recur(CELLS[self.cell], x @ kernel + bias + more, recurrent, state)
+
+            more = jnp.zeros((*x.shape[:2], kernel.shape[1]), jnp.float64)
+            (h, _), back = jax.vjp(run, more, kernel, bias, recurrent, state)
             return h, *back((dy, d_last))
 
 
@@ -126,6 +138,7 @@ sequences = st.builds(
     st.sampled_from((1, 7, 16, 33, 64, 100)),
     st.booleans(),
     st.booleans(),
+    st.sampled_from((1, 5, 16, 70)),
 )
 
 
@@ -139,7 +152,7 @@ def test_every_cell_is_its_mathematics_over_many_shapes(sequence):
 @pytest.mark.parametrize("cell", range(4))
 @pytest.mark.parametrize(
     "sizes",
-    [(2, 2, 33), (3, 29, 20), (1, 1, 5)],
+    [(2, 2, 33), (30, 29, 20), (1, 1, 5)],
     ids=["units shared", "rows shared", "one step"],
 )
 def test_every_cell_is_its_mathematics(cell, sizes):
@@ -147,6 +160,8 @@ def test_every_cell_is_its_mathematics(cell, sizes):
 
 
 LAYERS = {
+    "rnn": (recurrent.rnn, recurrent.init_rnn),
+    "gru": (recurrent.gru, recurrent.init_gru),
     "gru_reset_after": (recurrent.gru_reset_after, recurrent.init_gru_reset_after),
     "lstm": (recurrent.lstm, recurrent.init_lstm),
 }
@@ -172,6 +187,13 @@ def test_a_layer_on_this_path_has_the_plain_path_s_gradients(name):
 
 def test_a_kernel_larger_than_a_block_is_summed_whole():
     check(Sequence(LSTM, 2, 3, 530, has_state=False))
+    check(Sequence(LSTM, 2, 3, 20, has_state=False, inputs=530))
+
+
+@pytest.mark.parametrize("cell", range(4))
+def test_more_steps_and_rows_than_are_multiplied_at_once_are_all_of_them(cell):
+    check(Sequence(cell, 300, 2, 8, inputs=3))
+    check(Sequence(cell, 2, 600, 8, inputs=3))
 
 
 def test_a_last_state_alone_may_have_a_gradient():
@@ -180,15 +202,15 @@ def test_a_last_state_alone_may_have_a_gradient():
 
 def test_what_is_no_number_stays_none():
     sequence = Sequence(LSTM, 2, 2, 40, has_state=False)
-    sequence.z[0, 1, 3] = np.nan
+    sequence.x[0, 1, 3] = np.nan
     h = np.asarray(sequence.infer()[0])
-    assert np.isnan(h[0, 1, 3]) and np.isnan(h[1, 1]).all() and np.isfinite(h[:, 0]).all()
+    assert np.isnan(h[:, 1]).all() and np.isfinite(h[:, 0]).all()
 
 
 def test_gates_far_from_zero_are_shut_or_open():
     sequence = Sequence(LSTM, 1, 1, 8, has_state=False)
     for large in (50, 1000, 3e38):
-        sequence.z = np.float32(large) * np.sign(sequence.z)
+        sequence.input_bias = np.float32(large) * np.sign(sequence.input_bias)
         assert_close(sequence.infer()[0], sequence.expected()[0])
 
 
@@ -202,6 +224,12 @@ def test_sizes_that_do_not_fit_are_refused():
     sequence = Sequence(LSTM, 2, 2, 8)
     sequence.kernel = sequence.kernel[:, :8].copy()
     refused("sizes of a sequence", sequence.infer)
+    sequence = Sequence(LSTM, 2, 2, 8)
+    sequence.input_kernel = sequence.input_kernel[:3].copy()
+    refused("sizes of a sequence", sequence.infer)
+    sequence = Sequence(LSTM, 2, 2, 8)
+    sequence.input_bias = sequence.input_bias[:3].copy()
+    refused("a bias of another size", sequence.infer)
     sequence = Sequence(LSTM, 2, 2, 8)
     sequence.state = (sequence.state[0][:1].copy(), sequence.state[1])
     refused("a first state of another size", sequence.infer)
@@ -217,7 +245,8 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 def infer_operands(sequence):
-    return sequence.z, sequence.kernel, sequence.bias, EMPTY, EMPTY
+    inputs = (sequence.x, sequence.input_kernel, sequence.input_bias)
+    return *inputs, sequence.kernel, sequence.bias, EMPTY, EMPTY
 
 
 def test_threads_at_once_have_the_numbers_of_one_after_another():
@@ -235,11 +264,11 @@ import resource
 import jax
 from test_native_recurrent import Sequence
 sequence = Sequence(3, 3, 2, 32)
-def step(_, z):
-    sequence.z = z
-    return z - 1e-6 * sequence.gradients()[1]
-start = sequence.z
-program = jax.jit(lambda z, count: jax.lax.fori_loop(0, count, step, z))
+def step(_, kernel):
+    sequence.input_kernel = kernel
+    return kernel - 1e-6 * sequence.gradients()[2]
+start = sequence.input_kernel
+program = jax.jit(lambda kernel, count: jax.lax.fori_loop(0, count, step, kernel))
 def memory_after(count):
     jax.block_until_ready(program(start, count))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -16,15 +16,12 @@ from hotloop.layers.native import empty
 from hotloop.layers.paths import Rival
 
 CELLS = ("rnn", "gru", "gru_reset_after", "lstm")
-GATES = {"rnn": 1, "gru": 3, "gru_reset_after": 3, "lstm": 4}
 SUMS = {"rnn": 1, "gru": 3, "gru_reset_after": 4, "lstm": 4}
 
 
 def infer(*arrays: Array, form: Any, cell: str) -> Any:
     """Every output and the last state."""
-    z, recurrent, state = jax.tree.unflatten(form, arrays)
-    operands = (z, *_weights(recurrent, cell), *_both(state))
-    timesteps, batch, hidden = _sizes(z, cell)
+    operands, (timesteps, batch, hidden) = _operands(arrays, form, cell)
     results = (_floats(timesteps, batch, hidden), _of_lstm(cell, batch, hidden))
     outputs, c = native.call("hotloop_recurrent_infer", results, *operands, cell=_number(cell))
     return outputs, (outputs[-1], c) if cell == "lstm" else (outputs[-1],)
@@ -32,9 +29,7 @@ def infer(*arrays: Array, form: Any, cell: str) -> Any:
 
 def forward(*arrays: Array, form: Any, cell: str) -> Any:
     """Every state, the last one, and the gate sums."""
-    z, recurrent, state = jax.tree.unflatten(form, arrays)
-    operands = (z, *_weights(recurrent, cell), *_both(state))
-    timesteps, batch, hidden = _sizes(z, cell)
+    operands, (timesteps, batch, hidden) = _operands(arrays, form, cell)
     results = (
         _floats(timesteps, batch, hidden),
         _of_lstm(cell, timesteps, batch, hidden),
@@ -46,20 +41,24 @@ def forward(*arrays: Array, form: Any, cell: str) -> Any:
 
 
 def backward(*arrays: Array, form: Any, cell: str) -> Any:
-    """The gradients of `z`, of the recurrent weights, and of the first state (None where there was none)."""
-    d_outputs, recurrent, state, states, sums, d_last = jax.tree.unflatten(form, arrays)
+    """The gradients of the input sums, of the input weights and their bias, of the recurrent weights, and of the first
+    state (None where there was none)."""
+    d_outputs, x, recurrent, state, states, sums, d_last = jax.tree.unflatten(form, arrays)
     kernel, _ = _weights(recurrent, cell)
     timesteps, batch, hidden = states[0].shape
-    dz, d_kernel, d_bias, dh, dc = native.call(
+    dz, d_input, d_input_bias, d_kernel, d_bias, dh, dc = native.call(
         "hotloop_recurrent_backward",
         (
-            _floats(timesteps, batch, GATES[cell] * hidden),
+            _floats(timesteps, batch, kernel.shape[1]),
+            _floats(x.shape[2], kernel.shape[1]),
+            _floats(kernel.shape[1]),
             _floats(*kernel.shape),
             _floats(hidden if cell == "gru_reset_after" else 0),
             _floats(batch, hidden),
             _of_lstm(cell, batch, hidden),
         ),
         empty() if d_outputs is None else d_outputs,
+        x,
         kernel,
         sums,
         *_both(states),
@@ -70,12 +69,16 @@ def backward(*arrays: Array, form: Any, cell: str) -> Any:
     )
     d_recurrent = (d_kernel, d_bias) if cell == "gru_reset_after" else d_kernel
     d_state = (dh, dc) if cell == "lstm" else (dh,)
-    return dz, d_recurrent, None if state is None else d_state
+    return dz, d_input, d_input_bias, d_recurrent, None if state is None else d_state
 
 
-def _sizes(z: Array, cell: str) -> tuple[int, int, int]:
-    timesteps, batch, sums = z.shape
-    return timesteps, batch, sums // GATES[cell]
+def _operands(arrays: tuple[Array, ...], form: Any, cell: str) -> tuple[tuple[Array, ...], tuple[int, ...]]:
+    """What both forward passes are given, and the shape of their outputs."""
+    inputs, recurrent, state = jax.tree.unflatten(form, arrays)
+    kernel, bias = _weights(recurrent, cell)
+    x, input_kernel, biases = inputs
+    operands = (x, input_kernel, sum(biases[1:], biases[0]), kernel, bias, *_both(state))
+    return operands, (*x.shape[:2], kernel.shape[0])
 
 
 def _number(cell: str) -> np.int64:

@@ -96,7 +96,9 @@ class Operation:
         return lax.platform_dependent(*arrays, **chosen, default=self.bind("default", settings))
 
     def may_be_native(self, *arrays: Any) -> bool:
-        """Whether there is a kernel of `hotloop-native` for such arrays, and it is wanted."""
+        """Whether a call with these arrays would take the rival, or have it among its paths."""
+        if _FORCED.value in self._paths:
+            return bool(_FORCED.value == NATIVE)
         return self._is_for(arrays) and self.rival is not None and native.has_target(self.rival.target)
 
     def _is_missed(self, arrays: tuple[Any, ...], settings: dict[str, Any]) -> bool:

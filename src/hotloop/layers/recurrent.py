@@ -17,8 +17,8 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from hotloop.layers.dense import product, wide
-from hotloop.layers.recurrence import GRU, GRU_RESET_AFTER, LSTM, RNN, Cell, recur
+from hotloop.layers.dense import wide
+from hotloop.layers.recurrence import GRU, GRU_RESET_AFTER, LSTM, RNN, Cell, Inputs, recur_inputs
 
 Params = dict[str, Array]
 Outputs = Float[Array, "T B H"]
@@ -28,12 +28,12 @@ FORGET_BIAS = 1.0
 
 def rnn(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None) -> tuple[Outputs, Hidden]:
     """h = tanh(x W + h U + b). Gives every h, and the last."""
-    return _recur_hidden(RNN, _input_sums(params, x_TBI), params["recurrent"], state)
+    return _recur_hidden(RNN, _inputs(params, x_TBI), params["recurrent"], state)
 
 
 def gru(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None) -> tuple[Outputs, Hidden]:
     """r, u = sigmoid(x W + h U + b), c = tanh(x W + (r h) U + b), h = u h + (1 - u) c. Every h, and the last."""
-    return _recur_hidden(GRU, _input_sums(params, x_TBI), params["recurrent"], state)
+    return _recur_hidden(GRU, _inputs(params, x_TBI), params["recurrent"], state)
 
 
 def gru_reset_after(
@@ -42,8 +42,8 @@ def gru_reset_after(
     """As `gru` with c = tanh(x W + b + r (h U + b')): the form of cuDNN, one product a step. Every h, and the last."""
     of_gates, of_candidate = jnp.split(params["recurrent_bias"], [2 * params["recurrent"].shape[0]])
     biases = jnp.concatenate([of_gates, jnp.zeros_like(of_candidate)])
-    sums = (product(x_TBI, params["input"]) + params["bias"] + biases).astype(x_TBI.dtype)
-    return _recur_hidden(GRU_RESET_AFTER, sums, (params["recurrent"], of_candidate), state)
+    inputs = Inputs(x_TBI, params["input"], (params["bias"], biases))
+    return _recur_hidden(GRU_RESET_AFTER, inputs, (params["recurrent"], of_candidate), state)
 
 
 def lstm(
@@ -53,8 +53,8 @@ def lstm(
     before = None if state is None else (state[0], state[1].astype(wide(state[1].dtype)))
     hidden = params["recurrent"].shape[0]
     forget = jnp.repeat(jnp.array([0, FORGET_BIAS, 0, 0], params["bias"].dtype), hidden)
-    sums = _input_sums(params | {"bias": params["bias"] + forget}, x_TBI)
-    outputs, (h, c) = recur(LSTM, sums, params["recurrent"], before)
+    inputs = Inputs(x_TBI, params["input"], (params["bias"] + forget,))
+    outputs, (h, c) = recur_inputs(LSTM, inputs, params["recurrent"], before)
     return outputs, (h, c.astype(h.dtype))
 
 
@@ -93,15 +93,16 @@ def _init(key: Array, inputs: int, hidden: int, gates: int, dtype: DTypeLike) ->
     return {"input": kernels[:inputs], "recurrent": kernels[inputs:], "bias": jnp.zeros(shape[1], dtype)}
 
 
-def _recur_hidden(cell: Cell, sums: Array, recurrent: Any, state: Hidden | None) -> tuple[Outputs, Hidden]:
+def _recur_hidden(
+    cell: Cell, inputs: Inputs, recurrent: Any, state: Hidden | None
+) -> tuple[Outputs, Hidden]:
     """A recurrence whose state is `h` alone."""
-    outputs, (h,) = recur(cell, sums, recurrent, None if state is None else (state,))
+    outputs, (h,) = recur_inputs(cell, inputs, recurrent, None if state is None else (state,))
     return outputs, h
 
 
-def _input_sums(params: Params, x_TBI: Array) -> Array:
-    """What is known of the gate sums before the loop, in the inputs' type: half the traffic for 16 bits."""
-    return (product(x_TBI, params["input"]) + params["bias"]).astype(x_TBI.dtype)
+def _inputs(params: Params, x_TBI: Array) -> Inputs:
+    return Inputs(x_TBI, params["input"], (params["bias"],))
 
 
 def rnn_stepwise(
