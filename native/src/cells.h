@@ -132,10 +132,9 @@ inline void lstm_forward(const Sums& sums) {
   const int64_t here = at.row * f.sizes.hidden + at.unit;
   // Without sums c is one step's array, overwritten by the next.
   const Vec c_before = f.sums || at.step == 0 ? load_before(f.c0, f.c, f.sizes, at) : load(f.c + here, at.count);
-  const Vec i = sigmoid(sums.gate(0)), forget = sigmoid(sums.gate(1)), g = hyperbolic_tangent(sums.gate(2));
-  const Vec c = forget * c_before + i * g;
+  const Vec forget = sigmoid(sums.gate(1)), c = forget * c_before + gated_tangent(sums.gate(0), sums.gate(2));
   store(f.sums ? f.c + offset(f.sizes, at, 1) : f.c + here, c, at.count);
-  sums.output(sigmoid(sums.gate(3)) * hyperbolic_tangent(c));
+  sums.output(gated_tangent(sums.gate(3), c));
 }
 
 inline void reset_after_forward(const Sums& sums) {

@@ -55,6 +55,8 @@ void run_phases(Sizes s, int64_t phases, int64_t most, const Division& division,
   });
 }
 
+int64_t aligned(int64_t floats) { return static_cast<int64_t>(rounded_up(floats * sizeof(float)) / sizeof(float)); }
+
 // Parts of one workspace, one after the other.
 class Layout {
  public:
@@ -125,7 +127,7 @@ void run_forward(Forward pass, const float* w, const float* u, int64_t threads, 
   const Sizes s = pass.sizes;
   const Division division(s, threads);
   const int64_t gates = gates_of(s.cell), padded = panels_of(s.hidden) * k.width, most = k.rows_at_once(s.hidden);
-  const int64_t work_floats = k.forward_work(s, std::min(most, division.rows(s)), division.panels(s));
+  const int64_t work_floats = aligned(k.forward_work(s, std::min(most, division.rows(s)), division.panels(s)));
   Layout layout;
   const size_t of_inputs = layout.add<float>(gates * s.inputs * padded), of_h = layout.add<float>(gates * s.hidden * padded);
   const size_t reset_h = layout.add<float>(s.batch * s.hidden), update = layout.add<float>(s.batch * s.hidden);
@@ -155,7 +157,7 @@ void run_backward(Backward pass, const float* u, bool wants_start, const WeightG
   const Sizes s = pass.sizes;
   const Division division(s, threads);
   const int64_t gates = gates_of(s.cell), first = first_part(s.cell), padded = panels_of(s.hidden) * k.width;
-  const int64_t biases = biases_of(s.cell) * s.hidden, work_floats = k.backward_work(s);
+  const int64_t biases = biases_of(s.cell) * s.hidden, work_floats = aligned(k.backward_work(s));
   const bool has_beside = s.cell == Cell::gru || s.cell == Cell::gru_reset_after;
   Layout layout;
   const size_t of_weights = layout.add<float>(gates * s.hidden * padded);

@@ -41,12 +41,39 @@ inline void store(float* to, Vec v, int64_t count) {
   for (int64_t lane = 0; lane < count; ++lane) to[lane] = v[lane];
 }
 
+// Rows become columns: each turn interleaves one half of the rows with the other.
+inline void transpose(Vec (&rows)[LANES]) {
+  Ints low{}, high{};
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; ++i) {
+    low[i] = i / 2 + i % 2 * LANES;
+    high[i] = low[i] + LANES / 2;
+  }
+#pragma GCC unroll 4
+  for (int turn = 1; turn < LANES; turn *= 2) {
+    Vec mixed[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES / 2; ++i) {
+      mixed[2 * i] = __builtin_shuffle(rows[i], rows[i + LANES / 2], low);
+      mixed[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + LANES / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) rows[i] = mixed[i];
+  }
+}
+
 inline Vec all(float x) { return Vec{} + x; }
 
-// Comparisons with NaN are false: it stays.
+// NaN stays: of two numbers of which one is NaN, these instructions give the second.
 inline Vec clamp(Vec x, float low, float high) {
-  x = x < low ? all(low) : x;
-  return x > high ? all(high) : x;
+#if defined(__AVX512F__)
+  x = __builtin_ia32_maxps512_mask(all(low), x, x, -1, 4);  // 4: rounded as everything else
+  return __builtin_ia32_minps512_mask(all(high), x, x, -1, 4);
+#elif defined(__AVX2__)
+  return __builtin_ia32_minps256(all(high), __builtin_ia32_maxps256(all(low), x));
+#else
+  return __builtin_ia32_minps(all(high), __builtin_ia32_maxps(all(low), x));
+#endif
 }
 
 // e^x within 2e-7 of it, by Cephes' polynomial on [-ln 2 / 2, ln 2 / 2]; beyond +-87 as at +-87.
@@ -66,10 +93,12 @@ inline Vec exponential(Vec x) {
   return p * (Vec)power;
 }
 
-inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
+struct Quotient {
+  Vec above, below;
+};
 
 // A quotient of polynomials within 3e-7 of it (Eigen's and XLA's); +-1 in float32 from where it is cut off.
-inline Vec hyperbolic_tangent(Vec x) {
+inline Quotient tangent_quotient(Vec x) {
   x = clamp(x, -7.90531110763549805f, 7.90531110763549805f);
   const Vec s = x * x;
   Vec p = s * -2.76076847742355e-16f + 2.00018790482477e-13f;
@@ -81,7 +110,20 @@ inline Vec hyperbolic_tangent(Vec x) {
   Vec q = s * 1.19825839466702e-06f + 1.18534705686654e-04f;
   q = q * s + 2.26843463243900e-03f;
   q = q * s + 4.89352518554385e-03f;
-  return x * p / q;
+  return {x * p, q};
+}
+
+inline Vec hyperbolic_tangent(Vec x) {
+  const Quotient t = tangent_quotient(x);
+  return t.above / t.below;
+}
+
+inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// sigmoid(gate) * tanh(x) with one division for both: the divisor is below 1e38.
+inline Vec gated_tangent(Vec gate, Vec x) {
+  const Quotient t = tangent_quotient(x);
+  return t.above / (t.below * (1.0f + exponential(-gate)));
 }
 
 inline Vec slope(Vec gate) { return gate * (1.0f - gate); }

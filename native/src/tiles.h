@@ -86,7 +86,23 @@ struct Chunks {
   int64_t begin(int64_t chunk) const { return rows * chunk / count; }
 };
 
-// Blocks of terms, chunks of rows, terms, rows.
+// As many terms of a chunk as come in whole vectors, from rows that lie term by term: how many. Each column is stored as a
+// whole vector, of which what is too much is overwritten by the next; so LANES floats after the last must be ours.
+inline int64_t pack_vectors(const float* from, int64_t row, int64_t height, int64_t terms, float* to) {
+  if (TALLEST > LANES) return 0;
+  const int64_t whole = terms / LANES * LANES;
+  for (int64_t i = 0; i < whole; i += LANES) {
+    Vec columns[LANES];
+#pragma GCC unroll 16
+    for (int r = 0; r < LANES; ++r) columns[r] = r < height ? load(from + r * row + i, LANES) : Vec{};
+    transpose(columns);
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; ++j) store(to + (i + j) * height, columns[j], LANES);
+  }
+  return whole;
+}
+
+// Blocks of terms, chunks of rows, terms, rows; and LANES floats more that may be written.
 inline void pack_rows(Matrix a, int64_t rows, int64_t terms, float* packed) {
   const Chunks chunks(rows);
   for (int64_t start = 0; start < terms; start += BLOCK) {
@@ -95,7 +111,10 @@ inline void pack_rows(Matrix a, int64_t rows, int64_t terms, float* packed) {
       const int64_t first = chunks.begin(chunk), height = chunks.begin(chunk + 1) - first;
       float* to = packed + start * rows + first * count;
       const float* from = a.data + first * a.row + start * a.column;
-      for (int64_t i = 0; i < count; ++i, from += a.column, to += height) {
+      const int64_t done = a.column == 1 ? pack_vectors(from, a.row, height, count, to) : 0;
+      from += done * a.column;
+      to += done * height;
+      for (int64_t i = done; i < count; ++i, from += a.column, to += height) {
         for (int64_t r = 0; r < height; ++r) to[r] = from[r * a.row];
       }
     }

@@ -93,9 +93,7 @@ def _init(key: Array, inputs: int, hidden: int, gates: int, dtype: DTypeLike) ->
     return {"input": kernels[:inputs], "recurrent": kernels[inputs:], "bias": jnp.zeros(shape[1], dtype)}
 
 
-def _recur_hidden(
-    cell: Cell, inputs: Inputs, recurrent: Any, state: Hidden | None
-) -> tuple[Outputs, Hidden]:
+def _recur_hidden(cell: Cell, inputs: Inputs, recurrent: Any, state: Hidden | None) -> tuple[Outputs, Hidden]:
     """A recurrence whose state is `h` alone."""
     outputs, (h,) = recur_inputs(cell, inputs, recurrent, None if state is None else (state,))
     return outputs, h
