@@ -10,6 +10,7 @@ import pytest
 
 from hotloop.families.vcd import networks
 from hotloop.families.vcd.model import Draw, encoder_pull
+from hotloop.layers.paths import force_path
 from hotloop.mcmc import hmc
 
 LOG_TWO_PI = math.log(2 * math.pi)
@@ -200,3 +201,13 @@ def test_the_gradient_of_the_density_is_autograds(float64):
     want = jax.jit(hmc.gradient_of(lambda z: networks.log_joint(decoder, images, z)))(z)
     np.testing.assert_allclose(value, want[0], rtol=1e-12)
     np.testing.assert_allclose(gradient, want[1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("path", networks.softplus.paths)
+def test_softplus_and_its_slope_are_right_on_every_path_from_far_below_to_far_above_zero(path):
+    x = np.concatenate([np.linspace(-110, 110, 441), [-3e38, 3e38]]).astype(np.float32)
+    with force_path(path):
+        values, slopes = networks.softplus(x), jax.vmap(jax.grad(networks.softplus))(x)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(values, np.logaddexp(wide, 0), rtol=1e-6, atol=1e-37)
+    np.testing.assert_allclose(slopes, np.exp(-np.logaddexp(-wide, 0)), rtol=1e-6, atol=1e-37)

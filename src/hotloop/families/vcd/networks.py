@@ -14,6 +14,7 @@ from jax import Array
 from hotloop.engine.precision import cast
 from hotloop.families.vcd.config import PIXELS
 from hotloop.layers.initial import Spec, draw
+from hotloop.layers.paths import Operation
 from hotloop.mcmc.hmc import ValueAndGradient
 
 SMALLEST_SPREAD = 1e-4
@@ -67,9 +68,23 @@ def widen(networks: Any) -> Any:
     return cast(networks, jnp.dtype(jnp.float32))
 
 
+@jax.custom_jvp
+def _short_softplus(x: Array) -> Array:
+    return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+# By its parts the slope at 0 would be 0.
+_short_softplus.defjvps(lambda tangent, value, x: tangent * jax.nn.sigmoid(x))
+
+
+# On a CPU 0.08 ms for [100, 784] where `jax.nn.softplus`, the same without its care for two infinities, takes 0.14.
+softplus = Operation(jax.nn.softplus, cpu=("short", _short_softplus))
+
+
 def log_likelihood(logits: Array, images: Array) -> Array:
     """log p(x | z) of each row: the sum over pixels of x l - log(1 + exp l), finite for every finite l."""
-    return (images * logits - jax.nn.softplus(logits)).sum(-1)
+    values: Array = (images * logits - softplus(logits)).sum(-1)
+    return values
 
 
 def log_prior(z: Array) -> Array:
