@@ -6,7 +6,7 @@ devices each has the whole matrix and makes its own share of a batch dense.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from hotloop.errors import DataError
 # Ratings at a time on a CPU: of a batch that is made dense, and of sums over sparse ratings.
 CHUNK, FOLD_CHUNK = 4096, 1024
 Figures = dict[str, Any]
+Total = TypeVar("Total")
 
 
 class DeviceRows(NamedTuple):
@@ -119,11 +120,11 @@ class SparseBatch(NamedTuple):
             places,
         )
 
-    def fold(self, add: Callable[[Array, Entries], Array], start: Array, chunk: int = FOLD_CHUNK) -> Array:
+    def fold(self, add: Callable[[Total, Entries], Total], start: Total, chunk: int = FOLD_CHUNK) -> Total:
         """`add` over all ratings, a chunk at a time, in as many turns as are needed: good on a CPU."""
         turns = (self.sizes.sum() + chunk - 1) // chunk
         places = jnp.arange(chunk, dtype=jnp.int32)
-        result: Array = lax.fori_loop(0, turns, lambda n, x: add(x, self.entries(places + n * chunk)), start)
+        result: Total = lax.fori_loop(0, turns, lambda n, x: add(x, self.entries(places + n * chunk)), start)
         return result
 
 

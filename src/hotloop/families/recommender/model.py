@@ -31,7 +31,7 @@ from hotloop.engine.keys import sample_keys, stream
 from hotloop.engine.precision import count_replicas, first_row, on_replicas, sum_replicas
 from hotloop.families.recommender.batches import DeviceRows, Entries, SparseBatch, sum_errors
 from hotloop.families.recommender.config import DROPOUT, LAYERS, OPTIMISERS, TrainOptions, UpdateOptions
-from hotloop.layers.dense import column_sums, product, with_bias
+from hotloop.layers.dense import product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
 
 Params = Any
@@ -168,7 +168,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         rate = rate_at(state["update"])
 
         def differentiate(loss: Callable[[Any], tuple[Array, Any]]) -> tuple[Any, tuple[Array, Any]]:
-            """The gradient of the scaled loss, the loss, both of all replicas, and what else the loss returns."""
+            """The gradient by way of the scaled loss, the loss, both of all replicas, and what else it returns."""
 
             def scaled(params: Any) -> tuple[Array, Any]:
                 value, extra = loss(params)
@@ -177,17 +177,19 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
             found = jax.grad(scaled, has_aux=True)(job.policy.to_compute(state["params"]))
             gradients, (value, extra) = found
             gradients, value = sum_replicas((gradients, value), axis)
-            return gradients, (value, extra)
-
-        def step(state: State, gradients: Any, number: int) -> tuple[State, Array]:
-            """The state after one step of the optimiser with gradients of the scaled loss, and their norm."""
             # Unscaled in float32: in float16 small ones would be lost again.
             wide = jax.tree.map(
                 lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / net.loss_scaling, gradients
             )
-            norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(wide)))
+            return wide, (value, extra)
+
+        def step(state: State, gradients: Any, number: int) -> tuple[State, Array]:
+            """The state after one step of the optimiser, and the norm of the gradients."""
+            norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradients)))
             slots, params, rounding = state["optimiser"], state["params"], stream(key, "rounding", number)
-            params, slots = precision.optimise(job.policy, chain, wide, slots, params, rounding, rate=rate)
+            params, slots = precision.optimise(
+                job.policy, chain, gradients, slots, params, rounding, rate=rate
+            )
             return {**state, "params": params, "optimiser": slots}, norm
 
         if isinstance(x, SparseBatch):
@@ -316,18 +318,19 @@ def mean_square(differences: Array, axis: str | None = None) -> Array:
 def sparse_joint(
     job: Job, params: Params, x: SparseBatch, key: Array, axis: str | None = None
 ) -> tuple[Params, tuple[Array, Array]]:
-    """The gradient of `joint_loss` times the loss scale for sparse ratings and SELU, and what `joint_loss` returns.
+    """The gradient of `joint_loss` for sparse ratings and SELU, and what `joint_loss` returns.
 
     Written out for a CPU. Of the eleven products with all items that an update makes by automatic differentiation, two
     have the ratings for an operand, which are a four-hundredth full, and four are parts of one weight gradient. Here
     the ratings stay sparse and the other parts are one product over both passes; the middle layers are differentiated
-    as usual.
+    as usual. Predictions and their gradients are [items, B], which makes the weight gradient 1.2 times as fast. The
+    loss is not scaled: float32 needs none of it, and gradients would have to be read once more.
     """
-    scale, users = job.net.loss_scaling, len(x.users)
+    users = len(x.users)
     rated_places = jnp.maximum(sum_replicas(x.sizes.sum(), axis), 1)
     first, last = params["encoder"][0], params["decoder"][-1]
     into: Array = first["w"]
-    out_of = last.get("w", into.T)
+    out_of = last["w"].T if "w" in last else into
     inner = {"bias": first["b"], "encoder": params["encoder"][1:], "decoder": params["decoder"][:-1]}
 
     def run(before: Array, number: int) -> tuple[Array, Array, Callable[[Array], Any]]:
@@ -339,42 +342,39 @@ def sparse_joint(
             return run_layers(inner["encoder"], inner["decoder"], hidden, keep, selu)
 
         code, back = jax.vjp(middle, inner, before)
-        return selu(product(code, out_of) + last["b"]), code, back
+        return selu(product(out_of, code.T) + last["b"][:, None]), code, back
 
-    def sum_outer(inputs: Sequence[Array], gradients: Sequence[Array]) -> Array:
+    def sum_outer(gradients: Sequence[Array], inputs: Sequence[Array]) -> Array:
         """The weight gradients of several uses, as one product."""
-        return jnp.concatenate(inputs).T @ jnp.concatenate(gradients)
+        return jnp.concatenate(gradients, 1) @ jnp.concatenate(inputs)
 
     def selu_slope(y: Array) -> Array:  # of its value
         return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
 
     def add_product(total: Array, chunk: Entries) -> Array:
-        mine = chunk.row == jnp.arange(users, dtype=jnp.int32)[:, None]
-        return total + jnp.where(mine, chunk.value, 0) @ into[chunk.column]
+        return total.at[chunk.row].add(chunk.value[:, None] * into[chunk.column])
 
     y, y_code, y_back = run(x.fold(add_product, jnp.zeros((users, into.shape[1]), into.dtype)), 0)
-    z, z_code, z_back = run(product(y, into), 1)
-
-    def add_squares(total: Array, chunk: Entries) -> Array:
-        errors = y[chunk.row, chunk.column] - chunk.value
-        return total + jnp.where(chunk.inside, jnp.square(errors), 0).sum()
-
-    masked = x.fold(add_squares, jnp.zeros((), y.dtype)) / rated_places
-    apart = (2 * scale / (y.size * count_replicas(axis))) * (z - y)
+    z, z_code, z_back = run(product(y.T, into), 1)
+    apart = (2 / (y.size * count_replicas(axis))) * (z - y)
     dz = apart * selu_slope(z)
-    inner_z, dz_first = z_back(product(dz, out_of.T))
+    inner_z, dz_first = z_back(product(dz.T, out_of))
 
-    def add_errors(total: Array, chunk: Entries) -> Array:
-        errors = y[chunk.row, chunk.column] - chunk.value
-        errors = jnp.where(chunk.inside, (2 * scale / rated_places) * errors, 0)
-        return total.at[chunk.row, chunk.column].add(errors)
+    def add_errors(totals: tuple[Array, Array], chunk: Entries) -> tuple[Array, Array]:
+        squares, dy = totals
+        at = chunk.column, chunk.row
+        errors = jnp.where(chunk.inside, y[at] - chunk.value, 0)
+        pulls = (2 / rated_places) * errors * selu_slope(y[at])
+        return squares + jnp.square(errors).sum(), dy.at[at].add(pulls)
 
-    dy = x.fold(add_errors, product(dz_first, into.T) - apart) * selu_slope(y)
-    inner_y, dy_first = y_back(product(dy, out_of.T))
-    d_last = {"b": column_sums(dz) + column_sums(dy)}
+    dy = (product(into, dz_first.T) - apart) * selu_slope(y)
+    squares, dy = x.fold(add_errors, (jnp.zeros((), y.dtype), dy))
+    masked = squares / rated_places
+    inner_y, dy_first = y_back(product(dy.T, out_of))
+    d_last = {"b": (dz + dy).sum(1)}
     if "w" in last:
         d_into = sum_outer((y,), (dz_first,))
-        d_last["w"] = sum_outer((z_code, y_code), (dz, dy))
+        d_last["w"] = sum_outer((dz, dy), (z_code, y_code)).T
     else:
         d_into = sum_outer((dz, y, dy), (z_code, dz_first, y_code))
 
