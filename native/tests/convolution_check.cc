@@ -90,10 +90,10 @@ void check_passes(const Geometry& g, int64_t threads) {
   });
   for (size_t i = 0; i < y.size(); ++i) relu[i] = std::max(0.0, y[i] + bias[i % g.filters]);
   Numbers our_y(y.size()), our_relu(y.size()), our_dx(dx.size()), our_dw(dw.size());
-  convolve(Pass::forward, g, threads, a.x.data(), a.w.data(), nullptr, our_y.data());
-  convolve(Pass::bias_relu, g, threads, a.x.data(), a.w.data(), bias.data(), our_relu.data());
-  convolve(Pass::input_gradient, g, threads, a.y.data(), a.w.data(), nullptr, our_dx.data());
-  convolve(Pass::kernel_gradient, g, threads, a.x.data(), a.y.data(), nullptr, our_dw.data());
+  convolve(Pass::forward, g, threads, a.x.data(), a.w.data(), nullptr, nullptr, our_y.data());
+  convolve(Pass::bias_relu, g, threads, a.x.data(), a.w.data(), bias.data(), nullptr, our_relu.data());
+  convolve(Pass::input_gradient, g, threads, a.y.data(), a.w.data(), nullptr, nullptr, our_dx.data());
+  convolve(Pass::kernel_gradient, g, threads, a.x.data(), a.y.data(), nullptr, nullptr, our_dw.data());
   require_close(our_y, y, "y is wrong");
   require_close(our_relu, relu, "bias and ReLU are wrong");
   require_close(our_dx, dx, "dx is wrong");
@@ -163,7 +163,7 @@ void check_many_shapes() {
     const Geometry g = geometry(1, size, 1, 1, 1, size, 0, 0, 1);
     const Numbers x = drawn(size * size, 1), w{2.0f};
     Numbers y(1);
-    convolve(Pass::forward, g, 2, x.data(), w.data(), nullptr, y.data());
+    convolve(Pass::forward, g, 2, x.data(), w.data(), nullptr, nullptr, y.data());
     require(y[0] == 2 * x[0], "a plan is taken for another shape's");
   }
 }
