@@ -1,4 +1,4 @@
-"""oneDNN's convolutions, and norms and recurrences of our own, as handlers of XLA's foreign function interface: a library.
+"""oneDNN's convolutions, with norms and recurrences of our own, as handlers of XLA's foreign function interface.
 
 It knows neither jax nor hotloop: `load()` gives the library, `TARGETS` the names of the handlers in it, and whoever
 calls them registers them.
