@@ -55,9 +55,10 @@ struct Backward {
   float* beside;          // [steps, batch, hidden], reset h (reset before) or d candidate * reset (reset after)
 };
 
-// Images [rows, channels]; `residual`: added before the ReLU, null where there is none.
+// Images [rows, channels]; `middle`: a row that is no edge of its image, where that has others, since edges have seen padding
+// and may be far from the rest; `residual`: added before the ReLU, null where there is none.
 struct Norm {
-  int64_t rows, channels;
+  int64_t rows, channels, middle;
   bool relu;
   const float *x, *residual;
   float* y;

@@ -65,7 +65,7 @@ void in_two_passes(int64_t rows, int64_t channels, int64_t threads, const Team::
 void normalise(const Norm& norm, const float* scale, const float* offset, float epsilon, float* mean, float* variance,
                int64_t threads, const Team::Schedule& schedule) {
   const Kernels& k = kernels();
-  const float* near = norm.x + norm.rows / 2 * norm.channels;
+  const float* near = norm.x + norm.middle * norm.channels;
   in_two_passes(
       norm.rows, norm.channels, threads, schedule,
       [&](Range rows, const Space& own) { k.norm_sums(norm, rows, near, own.work, own.first, own.second); },

@@ -28,13 +28,13 @@ bool is_empty_or(const Floats& buffer, size_t count) {
 
 ffi::Error forward(ffi::ThreadPool pool, Image x, Vector scale, Vector offset, Floats residual, Result<Image> y,
                    Result<Vector> mean, Result<Vector> variance, float epsilon, bool relu) {
-  const int64_t channels = x.dimensions()[3];
+  const int64_t height = x.dimensions()[1], width = x.dimensions()[2], channels = x.dimensions()[3];
   if (x.element_count() == 0) return refuse("no images cannot be normalised");
   if (!have(channels, scale, offset, *mean, *variance) || y->element_count() != x.element_count() ||
       !is_empty_or(residual, x.element_count())) {
     return refuse("the sizes of a norm's images and parameters do not agree");
   }
-  const Norm norm{static_cast<int64_t>(x.element_count()) / channels, channels, relu,
+  const Norm norm{static_cast<int64_t>(x.element_count()) / channels, channels, height / 2 * width + width / 2, relu,
                   x.typed_data(), data_or_null(residual), y->typed_data()};
   return guarded(pool, [&](int64_t threads, auto schedule) {
     normalise(norm, scale.typed_data(), offset.typed_data(), epsilon, mean->typed_data(), variance->typed_data(), threads,

@@ -3,41 +3,25 @@
 
 #include "../src/convolution.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <random>
-#include <thread>
 #include <vector>
 
 #include "../src/plan_cache.h"
 #include "../src/workspace.h"
+#include "check.h"
 
 namespace {
 
 using hotloop::Geometry;
 using hotloop::Pass;
-using Numbers = std::vector<float>;
-
-void require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "convolution_check: %s\n", what);
-  std::exit(1);
-}
+using namespace check;
 
 Geometry geometry(int64_t images, int64_t size, int64_t channels, int64_t kernel, int64_t filters, int64_t stride,
                   int64_t before, int64_t after, int64_t groups) {
   const int64_t positions = (size + before + after - kernel) / stride + 1;
   return {images, size,   size,   channels, kernel, kernel, filters, positions, positions,
           stride, stride, before, after,    before, after,  groups};
-}
-
-Numbers drawn(int64_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  Numbers numbers(count);
-  for (float& number : numbers) number = normal(generator);
-  return numbers;
 }
 
 struct Arrays {
@@ -69,35 +53,38 @@ void for_each_product(const Geometry& g, Visit visit) {
           }
 }
 
-void require_close(const Numbers& ours, const std::vector<double>& expected, const char* what) {
-  double largest = 1, error = 0;
-  for (size_t i = 0; i < ours.size(); ++i) {
-    largest = std::max(largest, std::abs(expected[i]));
-    error = std::max(error, std::abs(ours[i] - expected[i]));
-  }
-  require(error < 1e-5 * largest, what);
-}
-
 void check_passes(const Geometry& g, int64_t threads) {
   require(hotloop::complaint(g).empty(), "a good geometry has a complaint");
   const Arrays a = draw(g);
-  const Numbers bias = drawn(g.filters, 4);
-  std::vector<double> y(a.y.size()), relu(a.y.size()), dx(a.x.size()), dw(a.w.size());
+  const Numbers bias = drawn(g.filters, 4), residual = drawn(a.y.size(), 5);
+  Exact y(a.y.size()), dx(a.x.size()), dw(a.w.size());
   for_each_product(g, [&](int64_t x, int64_t w, int64_t out) {
     y[out] += double(a.x[x]) * a.w[w];
     dx[x] += double(a.y[out]) * a.w[w];
     dw[w] += double(a.y[out]) * a.x[x];
   });
-  for (size_t i = 0; i < y.size(); ++i) relu[i] = std::max(0.0, y[i] + bias[i % g.filters]);
-  Numbers our_y(y.size()), our_relu(y.size()), our_dx(dx.size()), our_dw(dw.size());
-  convolve(Pass::forward, g, threads, a.x.data(), a.w.data(), nullptr, nullptr, our_y.data());
-  convolve(Pass::bias_relu, g, threads, a.x.data(), a.w.data(), bias.data(), nullptr, our_relu.data());
-  convolve(Pass::input_gradient, g, threads, a.y.data(), a.w.data(), nullptr, nullptr, our_dx.data());
-  convolve(Pass::kernel_gradient, g, threads, a.x.data(), a.y.data(), nullptr, nullptr, our_dw.data());
-  require_close(our_y, y, "y is wrong");
-  require_close(our_relu, relu, "bias and ReLU are wrong");
-  require_close(our_dx, dx, "dx is wrong");
-  require_close(our_dw, dw, "dw is wrong");
+  const auto ending = [&](const Numbers& added, bool relu) {
+    Exact all(y);
+    for (size_t i = 0; i < y.size(); ++i) {
+      all[i] += bias[i % g.filters] + (added.empty() ? 0.0 : added[i]);
+      if (relu) all[i] = std::max(0.0, all[i]);
+    }
+    return all;
+  };
+  const auto check = [&](Pass pass, const Numbers& first, const Numbers& second, const Numbers& bias, const Numbers& added,
+                         const Exact& expected, const char* what) {
+    Numbers ours(expected.size(), NAN);
+    convolve(pass, g, threads, first.data(), second.data(), bias.data(), added.data(), ours.data());
+    require_close(ours, expected, what);
+  };
+  const Numbers none;
+  check(Pass::forward, a.x, a.w, none, none, y, "y is wrong");
+  check(Pass::bias, a.x, a.w, bias, none, ending(none, false), "the bias is wrong");
+  check(Pass::bias_relu, a.x, a.w, bias, none, ending(none, true), "bias and ReLU are wrong");
+  check(Pass::bias_sum, a.x, a.w, bias, residual, ending(residual, false), "bias and sum are wrong");
+  check(Pass::bias_sum_relu, a.x, a.w, bias, residual, ending(residual, true), "bias, sum and ReLU are wrong");
+  check(Pass::input_gradient, a.y, a.w, none, none, dx, "dx is wrong");
+  check(Pass::kernel_gradient, a.x, a.y, none, none, dw, "dw is wrong");
 }
 
 const std::vector<Geometry> GEOMETRIES = {
@@ -125,13 +112,9 @@ void check_complaints() {
 }
 
 void check_from_threads() {
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([t] {
-      for (size_t i = 0; i < GEOMETRIES.size(); ++i) check_passes(GEOMETRIES[(i + t) % GEOMETRIES.size()], 1 + t % 2);
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  from_threads(4, [](int t) {
+    for (size_t i = 0; i < GEOMETRIES.size(); ++i) check_passes(GEOMETRIES[(i + t) % GEOMETRIES.size()], 1 + t % 2);
+  });
 }
 
 void check_cache() {

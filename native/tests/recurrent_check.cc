@@ -6,52 +6,16 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <random>
-#include <thread>
-#include <vector>
 
 #include "../src/product.h"
+#include "check.h"
 
 namespace {
 
 using hotloop::Cell;
 using hotloop::Product;
 using hotloop::Sizes;
-using hotloop::Team;
-using Numbers = std::vector<float>;
-
-void require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "recurrent_check: %s\n", what);
-  std::exit(1);
-}
-
-Numbers drawn(int64_t count, unsigned seed, float scale = 1.0f) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0.0f, scale);
-  Numbers numbers(count);
-  for (float& number : numbers) number = normal(generator);
-  return numbers;
-}
-
-// Pools: threads that start at once, threads that never do, and threads that come when all is over.
-struct Pool {
-  std::vector<std::thread> threads;
-  std::vector<std::function<void()>> late;
-  ~Pool() {
-    for (auto& task : late) task();
-    for (auto& thread : threads) thread.join();
-  }
-  Team::Schedule at_once() {
-    return [this](std::function<void()> task) { threads.emplace_back(std::move(task)); };
-  }
-  Team::Schedule when_over() {
-    return [this](std::function<void()> task) { late.push_back(std::move(task)); };
-  }
-};
-
-const Team::Schedule NEVER = [](std::function<void()>) {};
+using namespace check;
 
 void check_product(int64_t rows, int64_t terms, int64_t columns, bool across_a, bool across_b, bool add) {
   const Numbers a = drawn(rows * terms, 1), b = drawn(terms * columns, 2);
@@ -175,8 +139,6 @@ int main() {
     check_cells(pool.at_once());
   }
   check_pools();
-  std::vector<std::thread> callers;
-  for (int caller = 0; caller < 3; ++caller) callers.emplace_back(check_pools);
-  for (auto& caller : callers) caller.join();
+  from_threads(3, [](int) { check_pools(); });
   std::puts("recurrent_check: all is well");
 }
