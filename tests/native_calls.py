@@ -51,6 +51,9 @@ class Convolution:
     def bias(self, x, kernel, bias, relu):
         return self.call("bias", self.size_of_result(x.shape, kernel.shape), x, kernel, bias, relu=relu)
 
+    def bias_sum(self, x, kernel, bias, residual, relu):
+        return self.call("bias_sum", residual.shape, x, kernel, bias, residual, relu=relu)
+
     def gradients(self, x, kernel, dy):
         return (
             self.call("input_gradient", x.shape, dy, kernel),

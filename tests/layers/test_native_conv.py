@@ -10,12 +10,13 @@ import pytest
 from jax import export
 from jax.sharding import AxisType, PartitionSpec
 
-from hotloop.layers import kernel_table, native, native_probe
+from hotloop.errors import HotloopError
+from hotloop.layers import conv, kernel_table, native, native_probe, norm
 from hotloop.layers.conv import conv2d
 from hotloop.layers.grouped_conv import grouped_conv2d
 from hotloop.layers.kernel_table import Times
 from hotloop.layers.native import use_native
-from hotloop.layers.paths import force_path
+from hotloop.layers.paths import NATIVE, force_path
 
 pytestmark = [
     pytest.mark.skipif(find_spec("hotloop_native") is None, reason="hotloop-native is not installed"),
@@ -104,6 +105,21 @@ def test_an_export_has_no_call_of_it(always: None) -> None:
 
 def test_every_kind_of_kernel_is_right_here(always: None) -> None:
     native_probe.try_out()
+
+
+@pytest.mark.parametrize(
+    "operation", [conv.biased, norm.join, norm.join_gradient], ids=lambda each: each.rival.name
+)
+def test_wrong_numbers_of_what_ends_a_block_are_found(
+    always: None, monkeypatch: pytest.MonkeyPatch, operation: Any
+) -> None:
+    def slightly_wrong(*arrays: Any, **settings: Any) -> Any:
+        return jax.tree.map(lambda leaf: 1.001 * leaf, operation.rival.implementation(*arrays, **settings))
+
+    monkeypatch.setitem(operation._paths, NATIVE, slightly_wrong)
+    monkeypatch.setattr(native_probe, "CONVOLUTIONS", ())
+    with pytest.raises(HotloopError, match="wrong numbers"):
+        native_probe.try_out()
 
 
 @pytest.mark.slow

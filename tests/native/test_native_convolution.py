@@ -19,17 +19,25 @@ def assert_close(ours, expected, what):
 
 def check_all(conv, x_shape, kernel_shape):
     dy_shape = conv.size_of_result(x_shape, kernel_shape)
-    x, kernel, dy, bias = draw(0, x_shape, kernel_shape, dy_shape, kernel_shape[3:])
+    x, kernel, dy, bias, residual = draw(0, x_shape, kernel_shape, dy_shape, kernel_shape[3:], dy_shape)
     y, dx, dkernel = conv.reference(x, kernel, dy)
 
     @jax.jit
-    def all_five(x, kernel, dy, bias):
+    def every_pass(x, kernel, dy, bias, residual):
         biased = (conv.bias(x, kernel, bias, relu) for relu in (False, True))
-        return conv.forward(x, kernel), *biased, *conv.gradients(x, kernel, dy)
+        sums = (conv.bias_sum(x, kernel, bias, residual, relu) for relu in (False, True))
+        return conv.forward(x, kernel), *biased, *sums, *conv.gradients(x, kernel, dy)
 
-    expected = (y, y + bias, np.maximum(y + bias, 0), dx, dkernel)
+    endings = (
+        total
+        for added in (bias, np.float64(bias) + residual)
+        for total in (y + added, np.maximum(y + added, 0))
+    )
     for what, ours, right in zip(
-        ("y", "y + b", "relu", "dx", "dkernel"), all_five(x, kernel, dy, bias), expected, strict=True
+        ("y", "y + b", "relu", "y + b + r", "relu of the sum", "dx", "dkernel"),
+        every_pass(x, kernel, dy, bias, residual),
+        (y, *endings, dx, dkernel),
+        strict=True,
     ):
         assert_close(ours, right, what)
 

@@ -87,6 +87,8 @@ def test_settings_out_of_range_are_refused():
     bad_groups = ((2, 4, 4, 7), (2, 4, 4, 8), (3, 3, 4, 7))
     refused("groups must divide", Convolution(pads=CONV.pads, groups=2), "forward", *bad_groups)
     refused("one bias", CONV, "bias", *shapes, (7,), relu=True)
+    refused("one bias", CONV, "bias_sum", *shapes, (7,), (2, 4, 4, 8), relu=True)
+    refused("what is added", CONV, "bias_sum", *shapes, (8,), (2, 4, 3, 8), relu=True)
 
 
 def test_other_types_are_refused():

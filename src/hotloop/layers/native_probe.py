@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.errors import HotloopError
-from hotloop.layers import conv, grouped_conv, native, recurrent
+from hotloop.layers import conv, grouped_conv, native, norm, recurrent
 from hotloop.layers.native_recurrent import CELLS
 from hotloop.layers.paths import NATIVE, force_path
 
@@ -29,37 +29,59 @@ CONVOLUTIONS = (
 def try_out() -> None:
     """HotloopError where a kernel gives wrong numbers."""
     for kind in CONVOLUTIONS:
-        groups, stride, size = kind["groups"], kind["stride"], kind["size"]
-        convolve: Callable[..., Array] = (
-            partial(conv.conv2d, stride=stride)
-            if groups == 1
-            else partial(grouped_conv.grouped_conv2d, groups=groups, stride=stride)
-        )
-        x, kernel = (
-            _noise(2, 14, 14, kind["channels"]),
-            _noise(size, size, kind["channels"] // groups, kind["filters"]),
-        )
-        _compare(f"convolution {kind}", convolve, x, kernel)
+        _try_convolution(**kind)
+    _try_endings()
     for cell in CELLS:
         layer, init = getattr(recurrent, cell), getattr(recurrent, f"init_{cell}")
         params, x = init(jax.random.key(0), 24, 40), _noise(5, 3, 24)
-        _compare(cell, lambda params, x, layer=layer: layer(params, x)[0], params, x)
+        _compare_with_gradients(cell, lambda params, x, layer=layer: layer(params, x)[0], params, x)
 
 
-def _compare(name: str, layer: Callable[..., Array], *arguments: Any) -> None:
-    """Outputs and gradients by the native kernels and by the layer's own path; of a layer with two arguments."""
+def _try_convolution(channels: int, filters: int, size: int, stride: int, groups: int) -> None:
+    convolve: Callable[..., Array] = (
+        partial(conv.conv2d, stride=stride)
+        if groups == 1
+        else partial(grouped_conv.grouped_conv2d, groups=groups, stride=stride)
+    )
+    x, kernel = _noise(2, 14, 14, channels), _noise(size, size, channels // groups, filters)
+    name = f"convolution of {x.shape} by {kernel.shape}, stride {stride}"
+    _compare_with_gradients(name, convolve, x, kernel)
+
+
+def _try_endings() -> None:
+    """What ends a residual block: a norm or a bias, the sum and the ReLU. Biases are of inference alone."""
+    x, residual, vector = _noise(2, 14, 14, 40), _noise(2, 14, 14, 40)[::-1], _noise(40)
+    settings: dict[str, Any] = {"stride": 1, "pads": ((1, 1), (1, 1)), "relu": True}
+    convolve = partial(conv.conv2d_biased, **settings)
+    for added in (None, residual):
+        _compare("convolution with a bias", convolve, x, _noise(3, 3, 40, 40), vector, added)
+    _compare_with_gradients(
+        "norm",
+        lambda params, images: norm.batch_norm_joined(images[0], *params, images[1])[0],
+        (vector, vector[::-1]),
+        (x, residual),
+    )
+
+
+def _compare_with_gradients(name: str, layer: Callable[..., Array], *arguments: Any) -> None:
+    """Outputs and gradients of a layer with two arguments."""
 
     def loss(*arguments: Any) -> Array:
         return (layer(*arguments) ** 2).sum()
 
-    for function in (layer, jax.grad(loss, (0, 1))):
-        with force_path(NATIVE):
-            found = jax.jit(function)(*arguments)
-        with native.use_native(False):
-            expected = jax.jit(function)(*arguments)
-        for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            if not np.allclose(ours, theirs, rtol=0, atol=TOLERANCE * float(abs(theirs).max())):
-                raise HotloopError(f"{name}: wrong numbers on this CPU")
+    _compare(name, layer, *arguments)
+    _compare(name, jax.grad(loss, (0, 1)), *arguments)
+
+
+def _compare(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """What the native kernels give and what the layer's own path does."""
+    with force_path(NATIVE):
+        found = jax.jit(function)(*arguments)
+    with native.use_native(False):
+        expected = jax.jit(function)(*arguments)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        if not np.allclose(ours, theirs, rtol=0, atol=TOLERANCE * float(abs(theirs).max())):
+            raise HotloopError(f"{name}: wrong numbers on this CPU")
 
 
 def _noise(*shape: int) -> Array:
