@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
-from hotloop.engine.device import peak_bytes
+from hotloop.engine import device as devices
+from hotloop.engine.device import may_have_accelerator, peak_bytes, setup
 
 PROGRAM = """
 import ctypes, resource, sys
@@ -91,6 +94,74 @@ def test_a_reserved_block_is_in_huge_pages():
 
     assert kilobytes("plain") < 10_000
     assert kilobytes("reserve") > 80_000
+
+
+SIZES = """
+import sys
+from hotloop.engine.device import keep_freed, peak_bytes, reserve
+assert keep_freed()
+before = peak_bytes()
+for size in (-1, 0, 1, 4 * 2**20 - 1, 4 * 2**20, 3 * 2**30, 2**62, 2**63 - 1):
+    reserve(size)
+    block = bytearray(8 * 2**20)
+    assert not any(block[:: 4096])
+print(peak_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_to_reserve_takes_no_memory_whatever_the_size():
+    done = subprocess.run([sys.executable, "-c", SIZES], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("variable", "nvidia", "found", "may"),
+    [
+        (None, False, [], False),
+        (None, True, [], True),
+        (None, False, ["libtpu"], True),
+        (None, False, ["jax_plugins"], True),
+        ("cpu", True, ["libtpu", "jax_plugins"], False),
+        ("cuda,cpu", True, [], True),
+    ],
+)
+def test_an_accelerator_may_be_there_where_jax_might_find_one(monkeypatch, variable, nvidia, found, may):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("JAX_PLATFORMS", variable)
+    monkeypatch.setattr(devices, "nvidia_present", lambda: nvidia)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name in found or None)
+    assert may_have_accelerator() == may
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="opens the CPU")
+@pytest.mark.parametrize(
+    ("device", "accelerator", "wanted"),
+    [
+        ("cpu", False, ["kept", "opened", "kept"]),
+        ("cpu", True, ["kept", "opened", "kept"]),
+        ("auto", False, ["kept", "opened", "kept"]),
+        ("auto", True, ["opened", "kept"]),
+        ("gpu", False, ["opened"]),
+    ],
+)
+def test_memory_is_kept_before_a_device_opens_only_where_that_is_surely_a_cpu(
+    monkeypatch, device, accelerator, wanted
+):
+    order, open_devices = [], jax.local_devices
+
+    def opened(backend=None):
+        order.append("opened")
+        return [SimpleNamespace(platform="gpu")] if backend == "gpu" else open_devices(backend=backend)
+
+    monkeypatch.setattr(devices, "may_have_accelerator", lambda: accelerator)
+    monkeypatch.setattr(devices, "keep_freed", lambda: order.append("kept"))
+    monkeypatch.setattr(devices, "configure", lambda **_: None)
+    monkeypatch.setattr(devices.processes, "greet", lambda platform: None)
+    monkeypatch.setattr(jax, "local_devices", opened)
+    setup(device)
+    assert order == wanted
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's own mark is Linux's")

@@ -73,7 +73,7 @@ def setup(
     processes.start()
     check()
     enable_cache(warn)
-    if device == "cpu" or not may_have_accelerator():
+    if device == "cpu" or (device == "auto" and not may_have_accelerator()):
         keep_freed()
     if device != "auto":
         # Where other backends are up already this changes nothing; the lookup below is by platform all the same.
@@ -136,7 +136,8 @@ def may_have_accelerator() -> bool:
     """Whether jax might open a GPU or TPU where it is free to choose."""
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         return False
-    return nvidia_present() or importlib.util.find_spec("libtpu") is not None
+    # Where jax looks for plug-ins: of other makers' GPUs, or of one that a container shows under another number.
+    return nvidia_present() or any(map(importlib.util.find_spec, ("libtpu", "jax_plugins")))
 
 
 def platform() -> str:
