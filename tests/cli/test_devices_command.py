@@ -117,15 +117,17 @@ def test_kernels_shows_both_times_and_what_is_taken(capsys, monkeypatch, tmp_pat
     assert "no shape was measured yet" in capsys.readouterr().out
     table.find_times("conv forward: 8x4x4x3 stride=1", lambda: Times(2.0, 1.0))
     table.find_times("conv kernel gradient: 8x4x4x3 stride=1", lambda: Times(1.0, 1.0))
+    table.find_times("norm forward: 8x4x4x3 relu=True", lambda: Times(0.8, 1.0, margin=0.75))
     assert main(["devices", "--kernels", "--no-native"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "switched off" in lines[0]
-    assert [re.split(r"\s{2,}", line) for line in lines[1:4]] == [
+    assert [re.split(r"\s{2,}", line) for line in lines[1:5]] == [
         ["operation", "shapes", "plain ms", "native ms", "chosen"],
         ["conv forward", "8x4x4x3 stride=1", "2.000", "1.000", "native"],
         ["conv kernel gradient", "8x4x4x3 stride=1", "1.000", "1.000", "plain"],
+        ["norm forward", "8x4x4x3 relu=True", "0.800", "1.000", "native"],
     ]
-    assert str(table.path) in lines[4]
+    assert str(table.path) in lines[5]
 
 
 def test_no_native_also_holds_for_processes_that_the_command_starts(capsys, asked, monkeypatch):

@@ -23,8 +23,10 @@ def marked_product(x: jax.Array, w: jax.Array, *, by: float) -> jax.Array:
     return x @ w * by * jnp.cos(0 * x[0, 0])
 
 
-def make_operation(is_slow: Callable[..., bool] = lambda *arrays, **settings: False) -> Operation:
-    rival = Rival("product", "fake_product", marked_product, stacked=(0,), is_slow=is_slow)
+def make_operation(
+    is_slow: Callable[..., bool] = lambda *arrays, **settings: False, margin: float = kernel_table.MARGIN
+) -> Operation:
+    rival = Rival("product", "fake_product", marked_product, stacked=(0,), margin=margin, is_slow=is_slow)
     return Operation(product, rival, cpu=("own", product))
 
 

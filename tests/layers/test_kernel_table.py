@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_fakes import install, make_operation
 
 from hotloop.layers import kernel_table, native
 from hotloop.layers.kernel_table import Table, Times
+from hotloop.layers.paths import is_rival_faster
 
 MACHINE = {"cpu": "a processor"}
 
@@ -31,6 +33,45 @@ def test_what_was_measured_is_kept_for_the_next_process(tmp_path: Path) -> None:
     assert again.find_times("a", never).is_native_faster
     assert not again.find_times("b", never).is_native_faster
     assert json.loads(path.read_text())["machine"] == MACHINE
+
+
+def test_the_margin_is_kept_with_the_times_and_decides(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    slower = Times(0.8, 1.0, margin=0.75)
+    Table(path, MACHINE).find_times("a", lambda: slower)
+    found = Table(path, MACHINE).find_times("a", never)
+    assert found == slower and found.is_native_faster
+    assert not Times(0.74, 1.0, margin=0.75).is_native_faster
+    assert not Times(0.8, 1.0).is_native_faster
+
+
+def test_a_row_without_a_margin_has_the_usual_one(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "t.json"
+    kernels = {"a": {"plain_ms": 1.05, "native_ms": 1.0}, "b": {"plain_ms": 1.2, "native_ms": 1.0}}
+    path.write_text(json.dumps({"machine": MACHINE, "fault": "", "kernels": kernels}))
+    table = Table(path, MACHINE)
+    assert [table.find_times(key, never).is_native_faster for key in "ab"] == [False, True]
+    assert table.kernels["a"].margin == kernel_table.MARGIN
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("margin", "wins"), [(0.75, True), (1.1, False)])
+def test_a_rivals_own_margin_is_that_of_its_measured_times(
+    monkeypatch, tmp_path: Path, margin: float, wins: bool
+) -> None:
+    """With real pairs of calls, of a clock that says what they take."""
+    install(monkeypatch, tmp_path)
+    monkeypatch.setattr(
+        kernel_table,
+        "time_both",
+        lambda plain, rival, forms, margin: kernel_table.compare_calls(lambda _: 0.8, lambda _: 1.0, margin),
+    )
+    operation = make_operation(margin=margin)
+    forms = [jax.ShapeDtypeStruct((2, 2), jnp.float32)] * 2
+    assert is_rival_faster(operation, "own", (("by", 1.0),), forms) == wins
+    table = native.table()
+    assert table is not None
+    assert [times.margin for times in table.kernels.values()] == [margin]
 
 
 def test_two_tables_of_one_file_lose_nothing(tmp_path: Path) -> None:
