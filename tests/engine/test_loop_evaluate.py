@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from hotloop.engine import loop
 from hotloop.engine.device import device_mesh
-from hotloop.engine.loop import Evaluation, evaluate_batches
+from hotloop.engine.loop import Evaluation, Prepared, evaluate_batches
 from hotloop.engine.precision import SPLIT
 from hotloop.errors import DataError, HotloopError
 
@@ -75,6 +76,59 @@ def test_batches_from_the_host_may_have_any_length_up_to_the_one_announced(sizes
         for start, size in zip(starts, sizes, strict=False)
     )
     check(evaluate_batches(values, WEIGHTS, batches, max(sizes)))
+
+
+def halve(weights: Any) -> Any:
+    """Known in a program by its cosine."""
+    return jnp.cos(jnp.zeros_like(weights)) * weights / 2
+
+
+def values_of_halves(halves: Any, batch: Any) -> dict[str, jax.Array]:
+    return values(2 * halves, batch)
+
+
+PREPARED = Prepared(halve, values_of_halves)
+
+
+@pytest.mark.parametrize("batch_size", [10, 103])
+def test_what_is_prepared_first_gives_the_same_sums(batch_size: int) -> None:
+    check(evaluate(PREPARED, WEIGHTS, DATA, batch_size))
+    check(Evaluation(PREPARED, DATA, batch_size, sharding=over(2))(WEIGHTS))
+    check(evaluate_batches(PREPARED, WEIGHTS, [DATA], 103))
+    check(Evaluation(PREPARED, DATA, batch_size).over(DATA)(WEIGHTS))
+
+
+def test_it_is_prepared_once_for_all_batches_and_not_in_the_loop(monkeypatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(
+        loop, "choose_options", lambda lowered, platform: texts.append(lowered.as_text()) or {}
+    )
+    for fn in (PREPARED, PREPARED.__call__):  # the second as any other function
+        Evaluation(fn, DATA, 10)(WEIGHTS)
+    outside, inside = (text.index("cosine") < text.index("stablehlo.while") for text in texts)
+    assert outside and not inside
+    assert [text.count("stablehlo.cosine") for text in texts] == [1, 1]
+
+
+def test_each_call_prepares_the_state_that_it_is_given() -> None:
+    evaluation = Evaluation(PREPARED, DATA, 10)
+    evaluation(0 * WEIGHTS)
+    check(evaluation(WEIGHTS))
+
+
+def test_equal_parts_make_equal_wholes_that_are_compiled_once() -> None:
+    traces: list[int] = []
+
+    def counted(halves: Any, batch: Any) -> Any:
+        traces.append(1)
+        return values_of_halves(halves, batch)
+
+    one, other = Prepared(halve, counted), Prepared(halve, counted)
+    assert one == other != PREPARED
+    assert hash(one) == hash(other)
+    for fn in (one, other):
+        check(evaluate_batches(fn, WEIGHTS, [DATA], 103))
+    assert len(traces) == 1
 
 
 def test_an_evaluation_compiles_once_for_state_after_state() -> None:

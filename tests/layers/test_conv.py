@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hotloop.layers import conv
-from hotloop.layers.conv import LAYOUT, conv2d, conv2d_padded
+from hotloop.layers.conv import LAYOUT, conv2d, conv2d_biased, conv2d_padded
 from hotloop.layers.paths import force_path
 
 
@@ -195,3 +195,26 @@ def test_only_wide_kernels_over_few_channels_are_folded():
             jax.jit(lambda x, k: conv2d(x, k, stride=2)).lower(x, kernel).as_text() for kernel in (thin, wide)
         ]
     assert "4x4x12x2" in texts[0] and "12x2" not in texts[1]
+
+
+@pytest.mark.parametrize("path", ["default", "canonical"])
+@pytest.mark.parametrize(
+    ("with_residual", "relu"), [(False, True), (True, True), (False, False), (True, False)]
+)
+def test_one_with_its_bias_sum_and_relu_equals_them_one_by_one(path, with_residual, relu):
+    shapes = [(2, 6, 5, 3), (3, 2, 3, 4), (4,), *([(2, 3, 3, 4)] if with_residual else [])]
+    pads = ((0, 1), (1, 0))
+
+    def joined(x, kernel, bias, residual=None):
+        return conv2d_biased(x, kernel, bias, residual, stride=2, pads=pads, relu=relu)
+
+    def textbook(x, kernel, bias, residual=0.0):
+        total = built_in(x, kernel, 2, pads) + bias + residual
+        return jax.nn.relu(total) if relu else total
+
+    with jax.enable_x64(True), force_path(path):
+        given, (dy,) = arrays(0, *shapes), arrays(1, (2, 3, 3, 4))
+        for found, wanted in zip(
+            *((y, *back(dy)) for y, back in (jax.vjp(f, *given) for f in (joined, textbook))), strict=True
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
