@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, PartitionSpec
 
 from hotloop.layers import conv
 from hotloop.layers.conv import LAYOUT, conv2d, conv2d_biased, conv2d_padded
@@ -218,3 +219,20 @@ def test_one_with_its_bias_sum_and_relu_equals_them_one_by_one(path, with_residu
             *((y, *back(dy)) for y, back in (jax.vjp(f, *given) for f in (joined, textbook))), strict=True
         ):
             np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_kernel_gradients_in_parts_are_each_devices_own_where_the_mapped_axes_are_checked():
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    x, kernel = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((256, 56, 56, 64), (2, 3, 3, 64, 64)))
+
+    def gradient(x, kernel):
+        return jax.grad(lambda kernel: conv2d(x, kernel[0]).sum())(kernel)
+
+    with mock.patch.object(conv, "_dw_in_parts", wraps=conv._dw_in_parts) as in_parts:
+        own = jax.shard_map(
+            gradient, mesh=mesh, in_specs=PartitionSpec("rows"), out_specs=PartitionSpec("rows")
+        )
+        assert jax.eval_shape(own, x, kernel).shape == kernel.shape
+    assert in_parts.called

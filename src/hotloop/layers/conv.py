@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from hotloop.layers import native_conv
@@ -212,7 +213,7 @@ def _dw_in_parts(x: Array, kernel: Array, dy: Array, pads: Pads, least: int) -> 
     """Part by part of the images, in twice as many parts at most; whole where that leaves a rest."""
     parts = next((parts for parts in range(least, 2 * least) if x.shape[0] % parts == 0), 1)
 
-    def gradient(part: Array) -> Array:
+    def gradient(part: ArrayLike) -> Array:
         # Each has one image of so many neighbours, and devices that share the images have their own in all parts.
         x_part, dy_part = (
             lax.dynamic_index_in_dim(each.reshape(-1, parts, *each.shape[1:]), part, 1, keepdims=False)
@@ -220,8 +221,9 @@ def _dw_in_parts(x: Array, kernel: Array, dy: Array, pads: Pads, least: int) -> 
         )
         return _product_dw(x_part, kernel, dy_part, 1, pads)
 
-    zero = jnp.zeros(kernel.shape, x.dtype)
-    return lax.scan(lambda total, part: (total + gradient(part), None), zero, jnp.arange(parts))[0]
+    # Not from zeros: all devices of a `shard_map` would have those alike, and then each a sum of its own.
+    first = gradient(0)
+    return lax.scan(lambda total, part: (total + gradient(part), None), first, jnp.arange(1, parts))[0]
 
 
 def _product_dw(x: Array, kernel: Array, dy: Array, stride: int, pads: Pads) -> Array:
