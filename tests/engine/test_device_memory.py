@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hotloop.engine import device as devices
+from hotloop.engine import loop
 from hotloop.engine.device import may_have_accelerator, peak_bytes, setup
 
 PROGRAM = """
@@ -113,6 +114,15 @@ print(peak_bytes() - before)
 def test_to_reserve_takes_no_memory_whatever_the_size():
     done = subprocess.run([sys.executable, "-c", SIZES], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 64 * 2**20
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only a CPU's temporaries are malloc's")
+@pytest.mark.parametrize(("sizes", "wanted"), [(SimpleNamespace(temp_size_in_bytes=7), [7]), (None, [])])
+def test_a_programs_temporaries_are_reserved_where_their_size_is_known(monkeypatch, sizes, wanted):
+    reserved: list[int] = []
+    monkeypatch.setattr(loop, "reserve", reserved.append)
+    loop._reserve_temporaries(SimpleNamespace(memory_analysis=lambda: sizes))
+    assert reserved == wanted
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,8 @@ def count_native_calls(lowered: Any) -> dict[str, int]:
 
 def _reserve_temporaries(compiled: Any) -> None:
     """On a CPU, where a call's temporaries are one block of malloc's."""
-    if platform() == "cpu":
-        reserve(compiled.memory_analysis().temp_size_in_bytes)
+    if platform() == "cpu" and (sizes := compiled.memory_analysis()) is not None:
+        reserve(sizes.temp_size_in_bytes)
 
 
 def _await_others(*trees: Any) -> None:
