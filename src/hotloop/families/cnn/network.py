@@ -303,7 +303,7 @@ def build(
     model: str,
     shape: tuple[int, int, int],
     classes: int,
-    norm: NormChoice = NormChoice(),  # noqa: B008 - frozen
+    norm: NormChoice = NormChoice(),
     variant: Variant = "keras",
 ) -> Network:
     """The network of that name for images of `shape` (rows, columns, channels)."""
