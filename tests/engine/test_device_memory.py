@@ -4,14 +4,17 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hotloop.engine import device as devices
 from hotloop.engine import loop
-from hotloop.engine.device import may_have_accelerator, peak_bytes, setup
+from hotloop.engine.device import may_have_accelerator, peak_bytes, reserve, setup
 
 PROGRAM = """
 import ctypes, resource, sys
@@ -114,6 +117,37 @@ print(peak_bytes() - before)
 def test_to_reserve_takes_no_memory_whatever_the_size():
     done = subprocess.run([sys.executable, "-c", SIZES], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 64 * 2**20
+
+
+@given(block=st.integers(1, 2**46), size=st.integers(-1, 2**40))
+def test_what_is_advised_lies_within_the_block_in_whole_pages_and_the_block_is_freed(block, size):
+    calls = []
+
+    def function(name):
+        def call(*given):
+            calls.append((name, *(each if isinstance(each, int) else each.value for each in given)))
+            return block
+
+        return call
+
+    with mock.patch.object(devices, "_c_function", function):
+        reserve(size)
+    if size < 4 * 2**20:
+        assert calls == []
+        return
+    (_, asked), (_, start, length, _), freed = calls
+    assert (asked, freed) == (size, ("free", block))
+    assert start % 2**21 == length % 2**21 == 0
+    assert block <= start < start + length <= block + size
+    assert length > size - 2 * 2**21
+
+
+def test_nothing_is_advised_where_there_is_no_memory():
+    functions = {"malloc": mock.Mock(return_value=None), "free": mock.Mock(), "madvise": mock.Mock()}
+    with mock.patch.object(devices, "_c_function", functions.get):
+        reserve(2**40)
+    assert functions["malloc"].called
+    assert not functions["free"].called and not functions["madvise"].called
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only a CPU's temporaries are malloc's")

@@ -170,13 +170,14 @@ def used(function: Any, *arguments: Any) -> dict[str, int]:
         for equation in jaxpr.eqns:
             if equation.primitive.name == "faster_path":
                 count[names.get(id(equation.params["operation"]), "other")] += 1
-            for inner in jax.tree.leaves(
-                list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "jaxpr")
-            ):
-                if hasattr(inner, "jaxpr"):
-                    look(inner.jaxpr)
+            inner = jax.tree.leaves(
+                list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
+            )
+            for program in inner:
+                if hasattr(program, "eqns"):
+                    look(program)
 
-    look(jax.jit(function).trace(*arguments).jaxpr.jaxpr)
+    look(jax.jit(function).trace(*arguments).jaxpr)
     return dict(count)
 
 
