@@ -32,15 +32,14 @@ print(faults())
 """
 
 
+def number_from(program: str, word: str) -> int:
+    done = subprocess.run([sys.executable, "-c", program, word], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_a_block_that_was_freed_is_not_mapped_anew():
-    def counted(word: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, check=True
-        )
-        return int(done.stdout)
-
-    assert counted("keep") < counted("plain") / 10
+    assert number_from(PROGRAM, "keep") < number_from(PROGRAM, "plain") / 10
 
 
 THREAD = """
@@ -63,13 +62,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_a_large_block_of_another_thread_is_kept_too():
-    def counted(word: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", THREAD, word], capture_output=True, text=True, check=True
-        )
-        return int(done.stdout)
-
-    assert counted("keep") < counted("plain") / 4
+    assert number_from(THREAD, "keep") < number_from(THREAD, "plain") / 4
 
 
 RESERVED = """
@@ -90,14 +83,8 @@ ADVISED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     reason="huge pages are not by request here",
 )
 def test_a_reserved_block_is_in_huge_pages():
-    def kilobytes(word: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", RESERVED, word], capture_output=True, text=True, check=True
-        )
-        return int(done.stdout)
-
-    assert kilobytes("plain") < 10_000
-    assert kilobytes("reserve") > 80_000
+    assert number_from(RESERVED, "plain") < 10_000
+    assert number_from(RESERVED, "reserve") > 80_000
 
 
 SIZES = """
