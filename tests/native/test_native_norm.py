@@ -131,7 +131,7 @@ SHAPES = {
     "no whole vectors": (2, 7, 6, 19),
     "several vectors and a rest": (2, 5, 5, 130),
     "more pixels than are summed in floats": (2, 17, 19, 5),
-    "enough for several threads": (2, 56, 50, 19),
+    "rows that threads cannot share evenly": (1, 57, 101, 19),
 }
 
 
