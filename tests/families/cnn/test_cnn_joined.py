@@ -31,7 +31,6 @@ NETWORKS = [
     ("resnet18", "keras"),
     ("resnet18", "torch"),
     ("resnet50", "keras"),
-    ("resnet50", "torch"),
 ]
 COMPUTED = [
     pytest.param(*each, marks=() if each[0] == "cifar_resnet8" else pytest.mark.slow) for each in NETWORKS
