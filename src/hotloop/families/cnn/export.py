@@ -27,7 +27,7 @@ from hotloop.engine.exportable import (
 from hotloop.engine.keys import seed_key, stream
 from hotloop.errors import DataError, ModelError, OptionError
 from hotloop.families.cnn import images
-from hotloop.families.cnn.network import Network, NormChoice, build, fold_norms
+from hotloop.families.cnn.network import Network, NormChoice, build, prepare_inference
 from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
 from hotloop.families.cnn.prediction import CIFAR10
 from hotloop.families.cnn.presets import FAMILY, read_run_options
@@ -123,8 +123,8 @@ def _exportable(
         raise OptionError(f"top={top}: there are only {network.classes} classes")
 
     def prepare(state: Mapping[str, Any]) -> Any:
-        params, statistics = fold_norms(network, state["params"], state["statistics"])
-        return {"params": saved.policy.to_compute(params), "statistics": statistics}
+        params, statistics = prepare_inference(network, saved.policy, state)
+        return {"params": params, "statistics": statistics}
 
     pixels = np.random.default_rng(0).integers(0, 256, (EXAMPLES, *network.shape), np.uint8)
     count = min(TOP, network.classes) if top is None else top
