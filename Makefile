@@ -54,6 +54,7 @@ native-sanitize: | $(VENV)/.installed  ## its C++ under the address and undefine
 		-DCMAKE_BUILD_TYPE=None \
 		-DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 	cmake --build native/build/sanitize --parallel
+	native/build/sanitize/bernoulli_check
 	native/build/sanitize/convolution_check
 	native/build/sanitize/norm_check
 	native/build/sanitize/recurrent_check

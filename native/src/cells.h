@@ -37,15 +37,6 @@ inline void over_units(Sizes s, int64_t step, Range rows, int64_t panel, Body bo
   }
 }
 
-// Calls body(block) for blocks of at most `most` rows.
-template <class Body>
-inline void over_row_blocks(Range rows, int64_t most, Body body) {
-  const int64_t count = rows.end - rows.begin, blocks = (count + most - 1) / most;
-  for (int64_t block = 0; block < blocks; ++block) {
-    body(Range{rows.begin + count * block / blocks, rows.begin + count * (block + 1) / blocks});
-  }
-}
-
 // --- forward ---
 
 // The input products of a few steps for some rows and panels, in tiles which the recurrent products are then added to.

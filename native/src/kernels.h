@@ -77,6 +77,20 @@ struct NormGradient {
   float *dx, *d_residual;
 };
 
+// x[inputs] weights[inputs, outputs] + bias; `transposed`: the weights once more, [outputs, inputs].
+struct NetworkLayer {
+  int64_t inputs, outputs;
+  const float *weights, *bias, *transposed;
+};
+
+// ReLU between layers, logits of Bernoulli variables at the end. Rows of images and inputs belong together.
+struct BernoulliNetwork {
+  const NetworkLayer* layers;
+  int64_t count, rows;
+  const float *images, *inputs;
+  float *values, *gradients;  // log p(image | input) [rows]; its gradient in the input
+};
+
 struct Kernels {
   int64_t width;  // columns of a panel
   // Panels of columns, padded with zeros: terms * padded columns floats in all. Blocks of terms, panels, terms, columns.
@@ -101,6 +115,8 @@ struct Kernels {
   void (*norm_gradient_apply)(const NormGradient& gradient, Range rows, const NormLine& line, const float* tilt,
                               const float* base);
   int64_t (*norm_work)(int64_t channels);
+  void (*bernoulli_rows)(const BernoulliNetwork& network, Range rows, float* work);
+  int64_t (*bernoulli_work)(const BernoulliNetwork& network);  // floats
 };
 
 const Kernels& kernels();

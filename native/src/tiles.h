@@ -8,9 +8,11 @@
 namespace hotloop {
 namespace HOTLOOP_ISA {
 
-// c[ROWS, WIDTH] = a[terms, ROWS] b[terms, WIDTH]. Few rows take several sums at once, which hides an addition's latency.
+// c[ROWS, WIDTH] = a[terms, ROWS] b[terms, WIDTH], rows of b `stride` apart and rows of c `width`. Few rows take several
+// sums at once, which hides an addition's latency.
 template <int ROWS>
-__attribute__((noinline)) void tile(int64_t terms, const float* a, const float* b, float* c, int64_t width, bool add) {
+__attribute__((noinline)) void tile(int64_t terms, const float* a, const float* b, int64_t stride, float* c, int64_t width,
+                                    bool add) {
   constexpr int SUMS = ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;
   Vec s[SUMS][ROWS][2];
 #pragma GCC unroll 16
@@ -19,7 +21,7 @@ __attribute__((noinline)) void tile(int64_t terms, const float* a, const float* 
   for (; i + SUMS <= terms; i += SUMS) {
 #pragma GCC unroll 4
     for (int u = 0; u < SUMS; ++u) {
-      const float* line = b + (i + u) * WIDTH;
+      const float* line = b + (i + u) * stride;
       const Vec left = load(line, LANES), right = load(line + LANES, LANES);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
@@ -30,7 +32,7 @@ __attribute__((noinline)) void tile(int64_t terms, const float* a, const float* 
     }
   }
   for (; i < terms; ++i) {
-    const Vec left = load(b + i * WIDTH, LANES), right = load(b + i * WIDTH + LANES, LANES);
+    const Vec left = load(b + i * stride, LANES), right = load(b + i * stride + LANES, LANES);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
       s[0][r][0] += a[i * ROWS + r] * left;
@@ -50,7 +52,7 @@ __attribute__((noinline)) void tile(int64_t terms, const float* a, const float* 
   }
 }
 
-using Tile = void (*)(int64_t, const float*, const float*, float*, int64_t, bool);
+using Tile = void (*)(int64_t, const float*, const float*, int64_t, float*, int64_t, bool);
 #if defined(__AVX512F__)
 constexpr Tile TILES[] = {tile<1>, tile<2>, tile<3>,  tile<4>,  tile<5>,  tile<6>,  tile<7>,
                           tile<8>, tile<9>, tile<10>, tile<11>, tile<12>, tile<13>, tile<14>};
@@ -76,6 +78,15 @@ inline void pack_columns(Matrix b, int64_t terms, int64_t columns, Range panels,
         }
       }
     }
+  }
+}
+
+// Calls body(block) for blocks of nearly equal size, of at most `most` rows.
+template <class Body>
+inline void over_row_blocks(Range rows, int64_t most, Body body) {
+  const int64_t count = rows.end - rows.begin, blocks = (count + most - 1) / most;
+  for (int64_t block = 0; block < blocks; ++block) {
+    body(Range{rows.begin + count * block / blocks, rows.begin + count * (block + 1) / blocks});
   }
 }
 
@@ -130,7 +141,8 @@ inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t
     const float* weights = b + start * padded(columns) + panel * WIDTH * count;
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
       const int64_t first = chunks.begin(chunk), height = chunks.begin(chunk + 1) - first;
-      TILES[height - 1](count, a + start * rows + first * count, weights, c + first * width, width, add || start > 0);
+      TILES[height - 1](count, a + start * rows + first * count, weights, WIDTH, c + first * width, width,
+                        add || start > 0);
     }
   }
 }

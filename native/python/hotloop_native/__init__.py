@@ -1,4 +1,4 @@
-"""oneDNN's convolutions, with norms and recurrences of our own, as handlers of XLA's foreign function interface.
+"""oneDNN's convolutions, with norms, recurrences and more of our own, as handlers of XLA's foreign function interface.
 
 It knows neither jax nor hotloop: `load()` gives the library, `TARGETS` the names of the handlers in it, and whoever
 calls them registers them.
@@ -9,10 +9,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 __version__ = VERSION
 
 TARGETS = (
+    "hotloop_bernoulli_gradient",
     "hotloop_conv_forward",
     "hotloop_conv_bias",
     "hotloop_conv_bias_sum",

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.errors import HotloopError
-from hotloop.layers import conv, grouped_conv, native, norm, recurrent
+from hotloop.layers import conv, grouped_conv, native, native_bernoulli, norm, recurrent
 from hotloop.layers.native_recurrent import CELLS
 from hotloop.layers.paths import NATIVE, force_path
 
@@ -31,6 +31,7 @@ def try_out() -> None:
     for kind in CONVOLUTIONS:
         _try_convolution(**kind)
     _try_endings()
+    _try_network()
     for cell in CELLS:
         layer, init = getattr(recurrent, cell), getattr(recurrent, f"init_{cell}")
         params, x = init(jax.random.key(0), 24, 40), _noise(5, 3, 24)
@@ -63,6 +64,20 @@ def _try_endings() -> None:
     )
 
 
+def _try_network() -> None:
+    """With Bernoulli outputs: its log-likelihood and the gradient in its input, against automatic differentiation."""
+    images, z = (_noise(5, 70) > 0).astype(np.float32), _noise(5, 10)
+    inner, outer, bias = _noise(10, 40), _noise(40, 70), _noise(70)
+
+    def likelihood(z: Array) -> Array:
+        logits = jax.nn.relu(z @ inner) @ outer + bias
+        return (images * logits - jax.nn.softplus(logits)).sum(-1)
+
+    layers = (inner, jax.numpy.zeros(40), inner.T, outer, bias, outer.T)
+    found = jax.jit(native_bernoulli.likelihood_and_gradient)(images, z, *layers)
+    _check("network", found, (likelihood(z), jax.grad(lambda z: likelihood(z).sum())(z)))
+
+
 def _compare_with_gradients(name: str, layer: Callable[..., Array], *arguments: Any) -> None:
     """Outputs and gradients of a layer with two arguments."""
 
@@ -79,6 +94,10 @@ def _compare(name: str, function: Callable[..., Any], *arguments: Any) -> None:
         found = jax.jit(function)(*arguments)
     with native.use_native(False):
         expected = jax.jit(function)(*arguments)
+    _check(name, found, expected)
+
+
+def _check(name: str, found: Any, expected: Any) -> None:
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         if not np.allclose(ours, theirs, rtol=0, atol=TOLERANCE * float(abs(theirs).max())):
             raise HotloopError(f"{name}: wrong numbers on this CPU")
