@@ -1,9 +1,12 @@
 // The convolutions as handlers of XLA's foreign function interface, one exported symbol each.
 
 #include <exception>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "convolution.h"
+#include "grouped.h"
 #include "pool_guard.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -23,9 +26,19 @@ Geometry geometry(Numbers x, Numbers w, Numbers y, Numbers strides, Numbers pads
           pads[0], pads[1], pads[2], pads[3], groups};
 }
 
+// Small groups by our own kernels, on XLA's threads; everything else by oneDNN.
+void compute(Pass pass, const Geometry& g, ffi::ThreadPool& pool, const float* first, const float* second,
+             const float* bias, const float* residual, float* result) {
+  if (pass != Pass::forward || !has_small_groups(g)) {
+    return convolve(pass, g, pool.num_threads(), first, second, bias, residual, result);
+  }
+  const auto schedule = [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); };
+  convolve_small_groups(g, pool.num_threads(), schedule, first, second, result);
+}
+
 // `x`, `w`, `y`: the sizes of the image, the kernel and the result, whichever of them are computed.
 ffi::Error run(Pass pass, Numbers x, Numbers w, Numbers y, Numbers strides, Numbers pads, int64_t groups,
-               const ffi::ThreadPool& pool, const float* first, const float* second, const float* bias, const float* residual,
+               ffi::ThreadPool& pool, const float* first, const float* second, const float* bias, const float* residual,
                float* result) {
   if (strides.size() != 2 || pads.size() != 4) return refuse("strides are two numbers, pads four");
   if (groups < 1 || x[0] != y[0] || w[3] != y[3] || w[2] * groups != x[3]) {
@@ -34,7 +47,7 @@ ffi::Error run(Pass pass, Numbers x, Numbers w, Numbers y, Numbers strides, Numb
   const Geometry g = geometry(x, w, y, strides, pads, groups);
   if (const std::string why = complaint(g); !why.empty()) return refuse(why);
   try {
-    convolve(pass, g, pool.num_threads(), first, second, bias, residual, result);
+    compute(pass, g, pool, first, second, bias, residual, result);
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("hotloop-native: ") + error.what());
   }

@@ -91,6 +91,14 @@ struct BernoulliNetwork {
   float *values, *gradients;  // log p(image | input) [rows]; its gradient in the input
 };
 
+// A convolution of groups of `size` channels and as many filters: x[images, height, width, channels] by
+// kernel[kernel_height, kernel_width, size, channels] gives y[images, rows, columns, channels].
+struct Groups {
+  int64_t size, height, width, channels, kernel_height, kernel_width, rows, columns, row_stride, column_stride, top, left;
+  const float *x, *kernel;
+  float* y;
+};
+
 struct Kernels {
   int64_t width;  // columns of a panel
   // Panels of columns, padded with zeros: terms * padded columns floats in all. Blocks of terms, panels, terms, columns.
@@ -117,6 +125,8 @@ struct Kernels {
   int64_t (*norm_work)(int64_t channels);
   void (*bernoulli_rows)(const BernoulliNetwork& network, Range rows, float* work);
   int64_t (*bernoulli_work)(const BernoulliNetwork& network);  // floats
+  bool (*groups_fit)(int64_t channels, int64_t size);          // whether the next takes them
+  void (*convolve_groups)(const Groups& groups, Range rows);   // `rows`: of the results of all images
 };
 
 const Kernels& kernels();

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "../src/grouped.h"
 #include "../src/plan_cache.h"
 #include "../src/workspace.h"
 #include "check.h"
@@ -87,6 +88,22 @@ void check_passes(const Geometry& g, int64_t threads) {
   check(Pass::kernel_gradient, a.x, a.y, none, none, dw, "dw is wrong");
 }
 
+void check_small_groups(const Geometry& g) {
+  require(hotloop::has_small_groups(g), "small groups are not seen");
+  const Arrays a = draw(g);
+  Exact y(a.y.size());
+  for_each_product(g, [&](int64_t x, int64_t w, int64_t out) { y[out] += double(a.x[x]) * a.w[w]; });
+  const auto run = [&](int64_t threads, const Team::Schedule& schedule) {
+    Numbers ours(y.size(), NAN);
+    convolve_small_groups(g, threads, schedule, a.x.data(), a.w.data(), ours.data());
+    return ours;
+  };
+  const Numbers alone = run(3, NEVER);
+  require_close(alone, y, "small groups are wrong");
+  Pool pool;
+  require(run(3, pool.at_once()) == alone && run(3, pool.when_over()) == alone, "threads change the numbers");
+}
+
 const std::vector<Geometry> GEOMETRIES = {
     geometry(2, 9, 16, 3, 32, 1, 1, 1, 1),   geometry(2, 8, 16, 3, 32, 2, 0, 1, 1),
     geometry(2, 20, 3, 7, 16, 2, 2, 3, 1),   geometry(2, 8, 16, 1, 32, 2, 0, 0, 1),
@@ -158,6 +175,11 @@ int main() {
   check_cache();
   check_workspace();
   for (const Geometry& g : GEOMETRIES) check_passes(g, 2);
+  // Few columns and many, strides, uneven pads, and rows that three threads cannot share evenly.
+  for (const Geometry& g : {geometry(2, 9, 32, 3, 32, 1, 1, 1, 8), geometry(1, 31, 128, 3, 128, 1, 1, 1, 32),
+                            geometry(3, 5, 16, 5, 16, 1, 2, 1, 8), geometry(2, 21, 32, 5, 32, 2, 0, 3, 16)}) {
+    check_small_groups(g);
+  }
   check_from_threads();
   check_many_shapes();
   std::puts("convolution_check: all is well");

@@ -79,6 +79,17 @@ LAYERS = {
     "depthwise of no whole vectors": (Convolution(pads=SAME, groups=19), (1, 9, 9, 19), (3, 3, 1, 19)),
     "depthwise, two filters each": (Convolution(pads=SAME, groups=16), (1, 9, 9, 16), (3, 3, 1, 32)),
     "groups of 4": (Convolution(pads=SAME, groups=8), (2, 9, 9, 32), (3, 3, 4, 32)),
+    "groups of 4, rows that threads cannot share": (
+        Convolution(pads=SAME, groups=32),
+        (1, 27, 29, 128),
+        (3, 3, 4, 128),
+    ),
+    "groups of 4, stride and uneven pads": (
+        Convolution((2, 3), (0, 2, 3, 1), 8),
+        (2, 20, 33, 32),
+        (3, 5, 4, 32),
+    ),
+    "groups of 2, few columns": (Convolution((1, 1), (1, 0, 2, 2), 16), (3, 4, 5, 32), (2, 5, 2, 32)),
     "groups, 5x5": (Convolution((1, 1), (2, 2, 2, 2), 4), (2, 9, 9, 16), (5, 5, 4, 32)),
     "groups, 7x7, stride": (Convolution((2, 2), (3, 3, 3, 3), 2), (2, 13, 13, 32), (7, 7, 16, 32)),
     "one pixel": (Convolution(), (1, 1, 1, 1), (1, 1, 1, 1)),
