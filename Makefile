@@ -18,7 +18,7 @@ demo: $(VENV)/.installed  ## install, then show the product in under three minut
 test: check  ## install with the test extras, then check and test everything that is not slow
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
-test-slow: check  ## the tests that take longer; those that compare times by themselves, as others' work would be in them
+test-slow: $(VENV)/.installed-test  ## the tests that take longer; those that compare times by themselves, as others' work would be in them
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "slow and not alone"
 	$(BIN)/python -m pytest -n 0 -m "slow and alone"
 
