@@ -78,6 +78,7 @@ def test_programs_are_chosen_by_words_and_a_missed_bound_gives_status_1(monkeypa
     monkeypatch.setattr(outliers, "load_before", lambda: 0.0)
     monkeypatch.setattr(outliers, "seconds", Clock())
     monkeypatch.setattr(outliers, "native_version", lambda: None)
+    monkeypatch.setattr(outliers.native, "is_loaded", lambda: False)
     file = tmp_path / "found.json"
     assert outliers.main(["--cases", "fir", "--calls", "20", "--json", str(file)]) == 1
     (row,) = json.loads(file.read_text())["results"]

@@ -14,8 +14,10 @@ import toy_program
 import two_processes as together
 import weight_toys
 
+from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.launcher import FailedProcess
+from hotloop.engine.process_group import PeerFailed
 from hotloop.engine.run import read_events
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
@@ -217,6 +219,13 @@ def test_an_error_in_one_process_is_one_line_and_the_end_of_all(tmp_path, capfd)
     lines = [line for line in capfd.readouterr().err.splitlines() if "broken" in line]
     assert lines == ["hotloop: error: process 1: image 17 is broken"] and failed.value.exit_status == 2
     assert [*read_events(folder)][-1]["error"] == "process 1: image 17 is broken"
+
+
+def test_a_failure_that_ends_the_block_closes_in_the_other_processes_words():
+    failure, closed = PeerFailed(1, "image 17 is broken", 2), []
+    with pytest.raises(PeerFailed), processes.close_on_failure(closed.append):
+        raise failure
+    assert closed == [failure]
 
 
 def test_a_folder_that_is_not_shared_is_refused_unless_each_saves_in_its_own(tmp_path):

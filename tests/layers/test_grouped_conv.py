@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.layers import grouped_conv
+from hotloop.layers import grouped_conv, native
 from hotloop.layers.conv import LAYOUT, padding_of
 from hotloop.layers.grouped_conv import grouped_conv2d
 from hotloop.layers.paths import force_path
@@ -90,7 +90,7 @@ def test_the_kernel_gradient_of_bundles_sums_over_nothing_but_pixels():
     """A sum over a bundle's groups goes to YNNPACK for wide kernels, and that ends the process on some CPUs."""
     x, kernel, dy = arrays(0, (1, 7, 7, 16), (5, 5, 4, 16), (1, 7, 7, 16), dtype=np.float32)
     pads = padding_of(x, kernel, 1, "SAME")
-    with force_path(CPU_PATH):
+    with force_path(CPU_PATH), native.use_native(False):
         gradient = jax.jit(partial(grouped_conv.kernel_gradient, groups=4, stride=1, pads=pads))
         text = gradient.trace(x, kernel, dy).lower(lowering_platforms=("cpu",)).as_text()
     assert "dot_general" in text

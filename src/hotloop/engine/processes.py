@@ -345,12 +345,15 @@ def _take_columns(mesh: "Mesh", rows: tuple[Any, ...], columns: int) -> JitToget
 
 @contextmanager
 def close_on_failure(close: Callable[[PeerFailed], object]) -> Iterator[None]:
-    """While the block runs: what must be closed where this process has to end in a collective that another one does not
-    come to any more."""
+    """While the block runs: what must be closed where another process has failed, be it that the block ends of it or
+    that this process has to end in a collective that the other one does not come to any more."""
     closing = [] if _group is None else _group.closing
     closing.append(close)
     try:
         yield
+    except PeerFailed as failure:
+        close(failure)
+        raise
     finally:
         closing.remove(close)
 
