@@ -1,6 +1,7 @@
 // One build of the inner loops: CMake compiles this file once for each instruction set, HOTLOOP_ISA being its name.
 #include "cells.h"
 #include "norms.h"
+#include "tied_passes.h"
 
 namespace hotloop {
 namespace HOTLOOP_ISA {
@@ -8,7 +9,7 @@ namespace HOTLOOP_ISA {
 extern const Kernels table;
 const Kernels table{WIDTH,         pack_columns, multiply,   PRODUCT_WORK,       forward,             forward_work,
                     backward,      backward_work, rows_at_once, norm_sums, norm_apply, norm_gradient_sums,
-                    norm_gradient_apply, norm_work};
+                    norm_gradient_apply, norm_work, tied_forward, tied_refeed, tied_gradient, tied_work};
 
 }  // namespace HOTLOOP_ISA
 }  // namespace hotloop

@@ -1,4 +1,4 @@
-"""oneDNN's convolutions, with norms and recurrences of our own, as handlers of XLA's foreign function interface.
+"""oneDNN's convolutions, with norms, recurrences and tied layers of our own, as handlers that XLA's programs call.
 
 It knows neither jax nor hotloop: `load()` gives the library, `TARGETS` the names of the handlers in it, and whoever
 calls them registers them.
@@ -23,6 +23,9 @@ TARGETS = (
     "hotloop_recurrent_infer",
     "hotloop_recurrent_forward",
     "hotloop_recurrent_backward",
+    "hotloop_tied_forward",
+    "hotloop_tied_refeed",
+    "hotloop_tied_gradient",
 )
 
 # In the order in which they need one another. A library that is loaded is found again by its name, wherever it lies:
