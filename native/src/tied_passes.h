@@ -61,9 +61,49 @@ constexpr LooseTile LOOSE_TILES[] = {loose_tile<1>, loose_tile<2>, loose_tile<3>
                                      loose_tile<4>, loose_tile<5>, loose_tile<6>};
 #endif
 
-inline void multiply_rows(int64_t rows, int64_t terms, Matrix a, const float* panel, float* c, int64_t width, bool add) {
+// An array with so many floats an item.
+struct Rows {
+  const float* data;
+  int64_t floats;
+};
+
+// Asks the memory for what the next block reads and writes, a little before each tile, so that it comes meanwhile.
+class Ahead {
+ public:
+  template <int COUNT>
+  Ahead(const Rows (&arrays)[COUNT], Range items, int64_t tiles) : count_(items.begin < items.end ? COUNT : 0) {
+    int64_t lines = 0;
+    for (int i = 0; i < COUNT; ++i) {
+      const Rows& rows = arrays[i];
+      parts_[i] = {rows.data + items.begin * rows.floats, rows.data + items.end * rows.floats};
+      lines += (items.end - items.begin) * rows.floats / LINE + 1;
+    }
+    each_ = lines / tiles + 1;
+  }
+
+  void ask() {
+    for (int64_t i = 0; i < each_ && part_ < count_; ++i) {
+      Part& part = parts_[part_];
+      __builtin_prefetch(part.next, 0, 2);
+      part.next += LINE;
+      if (part.next >= part.end) ++part_;
+    }
+  }
+
+ private:
+  static constexpr int64_t LINE = 16;
+  struct Part {
+    const float *next, *end;
+  };
+  Part parts_[4];
+  int64_t count_, part_ = 0, each_;
+};
+
+inline void multiply_rows(int64_t rows, int64_t terms, Matrix a, const float* panel, float* c, int64_t width, bool add,
+                          Ahead& ahead) {
   const Chunks chunks(rows);
   for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+    ahead.ask();
     const int64_t first = chunks.begin(chunk), height = chunks.begin(chunk + 1) - first;
     LOOSE_TILES[height - 1](terms, {a.data + first * a.row, a.row, a.column}, panel, c + first * width, width, add);
   }
@@ -110,26 +150,34 @@ struct TiedSpace {
 
 inline int64_t tied_work(const Tied& t) { return TiedSpace(t, nullptr).end - static_cast<float*>(nullptr); }
 
-// Calls visit(first, rows) for every block of items.
-template <class Visit>
-inline void each_block(const Tied& t, Range items, Visit visit) {
+// Calls visit(first, rows, ahead) for every block of items; `arrays` are read or written beside what is kept of a block.
+template <int COUNT, class Visit>
+inline void each_block(const Tied& t, Range items, const Rows (&arrays)[COUNT], Visit visit) {
   const int64_t most = tied_rows(t);
-  for (int64_t first = items.begin; first < items.end; first += most) visit(first, smaller(most, items.end - first));
+  for (int64_t first = items.begin; first < items.end; first += most) {
+    const int64_t end = smaller(first + most, items.end);
+    const int64_t of_code = Chunks(end - first).count * padded(t.users), of_total = Chunks(t.users).count * padded(t.units);
+    Ahead ahead(arrays, {end, smaller(end + most, items.end)}, (of_code + of_total) / WIDTH);
+    visit(first, end - first, ahead);
+  }
 }
 
 // Of a block: sums [rows, padded(users)] = weights [rows, units] code [units, users].
-inline void multiply_code(const Tied& t, int64_t first, int64_t rows, const TiedSpace& space) {
+inline void multiply_code(const Tied& t, int64_t first, int64_t rows, const TiedSpace& space, Ahead& ahead) {
   const Matrix weights{t.weights + first * t.units, t.units, 1};
   for (int64_t user = 0; user < t.users; user += WIDTH) {
-    multiply_rows(rows, t.units, weights, space.code + user * t.units, space.sums + user, padded(t.users), false);
+    multiply_rows(rows, t.units, weights, space.code + user * t.units, space.sums + user, padded(t.users), false,
+                  ahead);
   }
 }
 
 // Adds values.T [users, rows] weights [rows, units] of a block to the total.
-inline void add_back(const Tied& t, int64_t first, int64_t rows, const float* values, int64_t width, const TiedSpace& space) {
+inline void add_back(const Tied& t, int64_t first, int64_t rows, const float* values, int64_t width,
+                     const TiedSpace& space, Ahead& ahead) {
   pack_panels({t.weights + first * t.units, t.units, 1}, rows, t.units, 0, rows, space.panels);
   for (int64_t unit = 0; unit < t.units; unit += WIDTH) {
-    multiply_rows(t.users, rows, {values, 1, width}, space.panels + unit * rows, space.total + unit, padded(t.units), true);
+    multiply_rows(t.users, rows, {values, 1, width}, space.panels + unit * rows, space.total + unit, padded(t.units), true,
+                  ahead);
   }
 }
 
@@ -154,15 +202,16 @@ inline void tied_forward(const TiedForward& p, Range items, float* work) {
   const Tied& t = p.layer;
   const TiedSpace space(t, work);
   start_tied(t, p.code, space);
-  each_block(t, items, [&](int64_t first, int64_t rows) {
-    multiply_code(t, first, rows, space);
+  const Rows arrays[] = {{t.weights, t.units}, {p.y, t.users}};
+  each_block(t, items, arrays, [&](int64_t first, int64_t rows, Ahead& ahead) {
+    multiply_code(t, first, rows, space, ahead);
     for (int64_t row = 0; row < rows; ++row) {
       each_vector(t.users, [&](int64_t user, int64_t count) {
         const Vec sum = load(space.sums + row * padded(t.users) + user, LANES) + p.bias[first + row];
         store(p.y + (first + row) * t.users + user, selu(sum), count);
       });
     }
-    add_back(t, first, rows, p.y + first * t.users, t.users, space);
+    add_back(t, first, rows, p.y + first * t.users, t.users, space, ahead);
   });
 }
 
@@ -171,8 +220,9 @@ inline double tied_refeed(const TiedRefeed& p, Range items, float* work) {
   const TiedSpace space(t, work);
   start_tied(t, p.code, space);
   double squares = 0;
-  each_block(t, items, [&](int64_t first, int64_t rows) {
-    multiply_code(t, first, rows, space);
+  const Rows arrays[] = {{t.weights, t.units}, {p.y, t.users}, {p.z, t.users}};
+  each_block(t, items, arrays, [&](int64_t first, int64_t rows, Ahead& ahead) {
+    multiply_code(t, first, rows, space, ahead);
     for (int64_t row = 0; row < rows; ++row) {
       Vec square{};
       each_vector(t.users, [&](int64_t user, int64_t count) {
@@ -185,7 +235,7 @@ inline double tied_refeed(const TiedRefeed& p, Range items, float* work) {
       });
       squares += sum_lanes(square);
     }
-    add_back(t, first, rows, space.joined, t.users, space);
+    add_back(t, first, rows, space.joined, t.users, space, ahead);
   });
   return squares;
 }
@@ -211,14 +261,14 @@ inline void join_gradients(const TiedGradient& p, int64_t first, int64_t rows, c
 }
 
 // d_weights [rows, units] = joined [rows, 3 users] outer [3 users, units] of a block.
-inline void multiply_outer(const TiedGradient& p, int64_t first, int64_t rows, const TiedSpace& space) {
+inline void multiply_outer(const TiedGradient& p, int64_t first, int64_t rows, const TiedSpace& space, Ahead& ahead) {
   const int64_t units = p.layer.units, terms = 3 * p.layer.users;
   for (int64_t unit = 0; unit < units; unit += WIDTH) {
     const int64_t present = smaller(WIDTH, units - unit);
     float* to = p.d_weights + first * units + unit;
     const bool whole = present == WIDTH;
     multiply_rows(rows, terms, {space.joined, terms, 1}, space.outer + unit * terms, whole ? to : space.spare,
-                  whole ? units : WIDTH, false);
+                  whole ? units : WIDTH, false, ahead);
     for (int64_t row = 0; row < rows && !whole; ++row) {
       for (int64_t j = 0; j < present; ++j) to[row * units + j] = space.spare[row * WIDTH + j];
     }
@@ -233,11 +283,12 @@ inline void tied_gradient(const TiedGradient& p, Range items, float* work) {
   for (int64_t i = 0; i < 3; ++i) {
     pack_panels({inputs[i], t.units, 1}, t.users, t.units, i * t.users, 3 * t.users, space.outer);
   }
-  each_block(t, items, [&](int64_t first, int64_t rows) {
-    multiply_code(t, first, rows, space);
+  const Rows arrays[] = {{t.weights, t.units}, {p.y, t.users}, {p.z, t.users}, {p.d_weights, t.units}};
+  each_block(t, items, arrays, [&](int64_t first, int64_t rows, Ahead& ahead) {
+    multiply_code(t, first, rows, space, ahead);
     join_gradients(p, first, rows, space);
-    multiply_outer(p, first, rows, space);
-    add_back(t, first, rows, space.joined + 2 * t.users, 3 * t.users, space);
+    multiply_outer(p, first, rows, space, ahead);
+    add_back(t, first, rows, space.joined + 2 * t.users, 3 * t.users, space, ahead);
   });
 }
 

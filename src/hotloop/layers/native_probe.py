@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.errors import HotloopError
-from hotloop.layers import conv, grouped_conv, native, norm, recurrent
+from hotloop.layers import conv, grouped_conv, native, norm, recurrent, tied
 from hotloop.layers.native_recurrent import CELLS
 from hotloop.layers.paths import NATIVE, force_path
 
@@ -31,6 +31,7 @@ def try_out() -> None:
     for kind in CONVOLUTIONS:
         _try_convolution(**kind)
     _try_endings()
+    _try_tied_layers()
     for cell in CELLS:
         layer, init = getattr(recurrent, cell), getattr(recurrent, f"init_{cell}")
         params, x = init(jax.random.key(0), 24, 40), _noise(5, 3, 24)
@@ -61,6 +62,14 @@ def _try_endings() -> None:
         (vector, vector[::-1]),
         (x, residual),
     )
+
+
+def _try_tied_layers() -> None:
+    weights, bias, code, y = _noise(130, 40), _noise(130), _noise(5, 40), _noise(130, 5)
+    name, codes = "tied layers", (code, code[::-1], code)
+    _compare(name, tied.forward, weights, bias, code)
+    _compare(name, partial(tied.refeed, scale=0.1), weights, bias, code, y)
+    _compare(name, partial(tied.gradient, scale=0.1), weights, y, y[::-1], *codes)
 
 
 def _compare_with_gradients(name: str, layer: Callable[..., Array], *arguments: Any) -> None:

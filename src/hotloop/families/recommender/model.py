@@ -314,9 +314,9 @@ def sparse_joint(
 
     Written out for a CPU. Of the eleven products with all items that an update makes by automatic differentiation, two
     have the ratings for an operand, which are a four-hundredth full, and four are parts of one weight gradient. Here
-    the ratings stay sparse and the other parts are one product over both passes; the middle layers are differentiated
-    as usual. Predictions and their gradients are [items, B], which makes the weight gradient 1.2 times as fast. The
-    loss is not scaled: float32 needs none of it, and gradients would have to be read once more.
+    the ratings stay sparse and the other parts are one product over both passes (`layers.tied`); what the ratings add
+    to gradients is added to them, rating by rating, and the middle layers are differentiated as usual. The loss is not
+    scaled: float32 needs none of it, and gradients would have to be read once more.
     """
     users = len(x.users)
     rated_places = jnp.maximum(sum_replicas(x.sizes.sum(), axis), 1)
