@@ -19,6 +19,8 @@ from hotloop.layers import native_tied, tied
 from hotloop.layers.paths import NATIVE, force_path
 from native_calls import child, draw
 
+quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""For programs that run a few times: most of a test's time is the compiler's."""
 SCALE = 0.125
 RESULTS = ("y", "following", "z", "dz_code", "squares", "d_weights", "d_bias", "dy_code")
 
@@ -76,7 +78,7 @@ def slope(y):
 
 def check(*sizes):
     layer = Layer(*sizes)
-    for name, ours, right in zip(RESULTS, jax.jit(layer.run)(), layer.reference(), strict=True):
+    for name, ours, right in zip(RESULTS, quick(layer.run)(), layer.reference(), strict=True):
         assert ours.shape == right.shape
         off = np.max(abs(ours - right)) / max(1, np.max(abs(right)))
         assert off < 1e-5, f"{name} is off by {off:.1e} of the largest value"
@@ -122,7 +124,7 @@ def test_the_reference_is_what_jax_derives():
 
     with jax.enable_x64(True):
         arguments = map(np.float64, (layer.weights, layer.bias, *layer.codes))
-        d_weights, d_bias, dy_code, dz_code, following = jax.grad(loss, range(5))(*arguments)
+        d_weights, d_bias, dy_code, dz_code, following = quick(jax.grad(loss, range(5)))(*arguments)
     derived = {
         "following": following,
         "dz_code": dz_code,
@@ -140,7 +142,7 @@ def test_the_reference_is_what_jax_derives():
 def test_what_is_no_number_stays_none():
     layer = Layer(50, 19, 33)
     layer.bias[7] = np.nan
-    y, following, z, dz_code, squares, _, d_bias, _ = jax.jit(layer.run)()
+    y, following, z, dz_code, squares, _, d_bias, _ = quick(layer.run)()
     at_the_item = np.broadcast_to((np.arange(50) == 7)[:, None], y.shape)
     np.testing.assert_array_equal(np.isnan(y), at_the_item)
     np.testing.assert_array_equal(np.isnan(z), at_the_item)
@@ -150,7 +152,7 @@ def test_what_is_no_number_stays_none():
 
 
 def test_the_same_arrays_have_the_same_bits_every_time():
-    run = jax.jit(Layer(1777, 40, 128).run)
+    run = quick(Layer(1777, 40, 128).run)
     first = run()
     for _ in range(5):
         jax.tree.map(np.testing.assert_array_equal, run(), first)
@@ -247,9 +249,9 @@ def test_the_gradient_of_an_update_is_that_of_the_plain_path():
     x = batches.SparseBatch(jax.device_put(batches.make_rows(make_ratings())), jnp.arange(BATCH))
     make = partial(model.sparse_joint, job, x=x, key=jax.random.key(1))
     with force_path("default"):
-        expected = jax.jit(lambda params: make(params))(params)
+        expected = quick(lambda params: make(params))(params)
     with force_path(NATIVE):
-        lowered = jax.jit(lambda params: make(params)).lower(params)
+        lowered = quick(lambda params: make(params)).lower(params)
     assert all(name in lowered.as_text() for name in ("tied_forward", "tied_refeed", "tied_gradient"))
     found = lowered.compile()(params)
     for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
