@@ -58,6 +58,7 @@ native-sanitize: | $(VENV)/.installed  ## its C++ under the address and undefine
 	native/build/sanitize/convolution_check
 	native/build/sanitize/norm_check
 	native/build/sanitize/recurrent_check
+	native/build/sanitize/tied_check
 
 clean:
 	rm -rf $(VENV) build dist native/build native/dist .pytest_cache .mypy_cache .ruff_cache

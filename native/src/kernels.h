@@ -1,5 +1,6 @@
-// The inner loops of products, recurrences and norms, compiled for three generations of x86-64 processors; `kernels()` gives the
-// best that this one can run. They know nothing of threads: a caller hands each a range of rows and of panels.
+// The inner loops of products, recurrences, norms and tied layers, compiled for three generations of x86-64 processors;
+// `kernels()` gives the best that this one can run. They know nothing of threads: a caller hands each a range of rows and
+// of panels.
 #pragma once
 
 #include <cstdint>
@@ -99,6 +100,36 @@ struct Groups {
   float* y;
 };
 
+// The last layer of an autoencoder whose weights [items, units] are those of its first one, too. Arrays of its passes are
+// [items, users] or, codes and what is multiplied like them, [users, units].
+struct Tied {
+  int64_t items, users, units;
+  const float* weights;
+};
+
+// y = selu(weights code.T + bias).
+struct TiedForward {
+  Tied layer;
+  const float *bias, *code;
+  float* y;
+};
+
+// z = selu(weights code.T + bias), and dz = scale (z - y) slope(z).
+struct TiedRefeed {
+  Tied layer;
+  const float *bias, *code, *y;
+  float scale;
+  float* z;
+};
+
+// dz as above, dy = (weights dz_first.T - scale (z - y)) slope(y); d_weights = dz z_code + y dz_first + dy y_code.
+struct TiedGradient {
+  Tied layer;
+  const float *y, *z, *y_code, *z_code, *dz_first;
+  float scale;
+  float *d_weights, *d_bias;
+};
+
 struct Kernels {
   int64_t width;  // columns of a panel
   // Panels of columns, padded with zeros: terms * padded columns floats in all. Blocks of terms, panels, terms, columns.
@@ -127,6 +158,12 @@ struct Kernels {
   int64_t (*bernoulli_work)(const BernoulliNetwork& network);  // floats
   bool (*groups_fit)(int64_t channels, int64_t size);          // whether the next takes them
   void (*convolve_groups)(const Groups& groups, Range rows);   // `rows`: of the results of all images
+  // Passes over some items. `work`: `tied_work(layer)` floats, of which the first [users, units padded to the width] become
+  // these items' part of y.T weights, dz.T weights or dy.T weights. A refeed gives the sum of (z - y) squared.
+  void (*tied_forward)(const TiedForward& pass, Range items, float* work);
+  double (*tied_refeed)(const TiedRefeed& pass, Range items, float* work);
+  void (*tied_gradient)(const TiedGradient& pass, Range items, float* work);
+  int64_t (*tied_work)(const Tied& layer);
 };
 
 const Kernels& kernels();

@@ -24,6 +24,9 @@ TARGETS = (
     "hotloop_recurrent_infer",
     "hotloop_recurrent_forward",
     "hotloop_recurrent_backward",
+    "hotloop_tied_forward",
+    "hotloop_tied_refeed",
+    "hotloop_tied_gradient",
 )
 
 # In the order in which they need one another. A library that is loaded is found again by its name, wherever it lies:

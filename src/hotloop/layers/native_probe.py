@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.errors import HotloopError
-from hotloop.layers import conv, grouped_conv, native, native_bernoulli, norm, recurrent
+from hotloop.layers import conv, grouped_conv, native, native_bernoulli, norm, recurrent, tied
 from hotloop.layers.native_recurrent import CELLS
 from hotloop.layers.paths import NATIVE, force_path
 
@@ -32,6 +32,7 @@ def try_out() -> None:
         _try_convolution(**kind)
     _try_endings()
     _try_network()
+    _try_tied_layers()
     for cell in CELLS:
         layer, init = getattr(recurrent, cell), getattr(recurrent, f"init_{cell}")
         params, x = init(jax.random.key(0), 24, 40), _noise(5, 3, 24)
@@ -76,6 +77,14 @@ def _try_network() -> None:
     layers = (inner, jax.numpy.zeros(40), inner.T, outer, bias, outer.T)
     found = jax.jit(native_bernoulli.likelihood_and_gradient)(images, z, *layers)
     _check("network", found, (likelihood(z), jax.grad(lambda z: likelihood(z).sum())(z)))
+
+
+def _try_tied_layers() -> None:
+    weights, bias, code, y = _noise(130, 40), _noise(130), _noise(5, 40), _noise(130, 5)
+    name, codes = "tied layers", (code, code[::-1], code)
+    _compare(name, tied.forward, weights, bias, code)
+    _compare(name, partial(tied.refeed, scale=0.1), weights, bias, code, y)
+    _compare(name, partial(tied.gradient, scale=0.1), weights, y, y[::-1], *codes)
 
 
 def _compare_with_gradients(name: str, layer: Callable[..., Array], *arguments: Any) -> None:

@@ -11,7 +11,7 @@ the step before.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, partial
@@ -33,11 +33,11 @@ from hotloop.families.recommender.batches import DeviceRows, Entries, SparseBatc
 from hotloop.families.recommender.config import DROPOUT, LAYERS, OPTIMISERS, TrainOptions, UpdateOptions
 from hotloop.layers.dense import product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
+from hotloop.layers.tied import Tied, Untied, selu, selu_slope
 
 Params = Any
 State = Any
 Batch = Mapping[str, Any]
-SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 SPARSE_SHARE = 0.01  # of rated places, up to which a sparse product beats the dense one
 DECOUPLED_DECAY = ("AdamW", "Muon")
 """Their decay shrinks the weights themselves; that of the others is added to the gradient."""
@@ -292,14 +292,6 @@ def run_layers(
     return x
 
 
-def selu(x: Array) -> Array:
-    """SELU by exp(x) - 1, whose error near 0 is 6e-8 at most: on a CPU 0.8 ms where `jax.nn.selu` takes 2.0.
-
-    At 0 the slope is that from below, not the half of it that the gradient of `minimum` would give.
-    """
-    return SELU_SCALE * jnp.where(x > 0, x, SELU_ALPHA * (jnp.exp(jnp.where(x > 0, 0, x)) - 1))
-
-
 def masked_error(predictions: Array, ratings: Array, axis: str | None = None) -> Array:
     """The squared errors at the places that hold a rating, over the number of such places of all replicas.
 
@@ -322,66 +314,63 @@ def sparse_joint(
 
     Written out for a CPU. Of the eleven products with all items that an update makes by automatic differentiation, two
     have the ratings for an operand, which are a four-hundredth full, and four are parts of one weight gradient. Here
-    the ratings stay sparse and the other parts are one product over both passes; the middle layers are differentiated
-    as usual. Predictions and their gradients are [items, B], which makes the weight gradient 1.2 times as fast. The
-    loss is not scaled: float32 needs none of it, and gradients would have to be read once more.
+    the ratings stay sparse and the other parts are one product over both passes (`layers.tied`); what the ratings add
+    to gradients is added to them, rating by rating, and the middle layers are differentiated as usual. The loss is not
+    scaled: float32 needs none of it, and gradients would have to be read once more.
     """
     users = len(x.users)
     rated_places = jnp.maximum(sum_replicas(x.sizes.sum(), axis), 1)
     first, last = params["encoder"][0], params["decoder"][-1]
     into: Array = first["w"]
-    out_of = last["w"].T if "w" in last else into
+    outer = Untied(into, last["w"].T, last["b"]) if "w" in last else Tied(into, last["b"])
     inner = {"bias": first["b"], "encoder": params["encoder"][1:], "decoder": params["decoder"][:-1]}
 
-    def run(before: Array, number: int) -> tuple[Array, Array, Callable[[Array], Any]]:
-        """From the first layer's product: predictions, what the last layer was given, and the way back to `before`."""
+    def middle(before: Array, number: int) -> tuple[Array, Callable[[Array], Any]]:
+        """From the first layer's product: what the last layer is given, and the way back to `before`."""
         keep = draw_dropout(job, stream(key, "dropout", number), users, axis)
 
-        def middle(inner: Params, before: Array) -> Array:
+        def run(inner: Params, before: Array) -> Array:
             hidden = selu(with_bias(before, inner["bias"]))
             return run_layers(inner["encoder"], inner["decoder"], hidden, keep, selu)
 
-        code, back = jax.vjp(middle, inner, before)
-        return selu(product(out_of, code.T) + last["b"][:, None]), code, back
-
-    def sum_outer(gradients: Sequence[Array], inputs: Sequence[Array]) -> Array:
-        """The weight gradients of several uses, as one product."""
-        return jnp.concatenate(gradients, 1) @ jnp.concatenate(inputs)
-
-    def selu_slope(y: Array) -> Array:  # of its value
-        return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
+        code, back = jax.vjp(run, inner, before)
+        return code, back
 
     def add_product(total: Array, chunk: Entries) -> Array:
         return total.at[chunk.row].add(chunk.value[:, None] * into[chunk.column])
 
-    y, y_code, y_back = run(x.fold(add_product, jnp.zeros((users, into.shape[1]), into.dtype)), 0)
-    z, z_code, z_back = run(product(y.T, into), 1)
-    apart = (2 / (y.size * count_replicas(axis))) * (z - y)
-    dz = apart * selu_slope(z)
-    inner_z, dz_first = z_back(product(dz.T, out_of))
+    y_code, y_back = middle(x.fold(add_product, jnp.zeros((users, into.shape[1]), into.dtype)), 0)
+    y, following = outer.forward(y_code)
+    z_code, z_back = middle(following, 1)
+    places = y.size * count_replicas(axis)
+    z, dz_code, apart = outer.refeed(z_code, y, 2 / places)
+    inner_z, dz_first = z_back(dz_code)
+    d_outer = outer.differentiate(y, z, y_code, z_code, dz_first, 2 / places)
 
-    def add_errors(totals: tuple[Array, Array], chunk: Entries) -> tuple[Array, Array]:
-        squares, dy = totals
-        at = chunk.column, chunk.row
-        errors = jnp.where(chunk.inside, y[at] - chunk.value, 0)
-        pulls = (2 / rated_places) * errors * selu_slope(y[at])
-        return squares + jnp.square(errors).sum(), dy.at[at].add(pulls)
+    def find_pulls(chunk: Entries) -> tuple[Array, Array]:
+        found = y[chunk.column, chunk.row]
+        errors = jnp.where(chunk.inside, found - chunk.value, 0)
+        return errors, (2 / rated_places) * errors * selu_slope(found)
 
-    dy = (product(into, dz_first.T) - apart) * selu_slope(y)
-    squares, dy = x.fold(add_errors, (jnp.zeros((), y.dtype), dy))
+    def add_pulls(totals: tuple[Array, Array, Array], chunk: Entries) -> tuple[Array, Array, Array]:
+        squares, dy_code, d_bias = totals
+        errors, pulls = find_pulls(chunk)
+        dy_code = dy_code.at[chunk.row].add(pulls[:, None] * outer.out_of[chunk.column])
+        return squares + jnp.square(errors).sum(), dy_code, d_bias.at[chunk.column].add(pulls)
+
+    squares, dy_code, d_bias = x.fold(add_pulls, (jnp.zeros((), y.dtype), d_outer.code, d_outer.bias))
     masked = squares / rated_places
-    inner_y, dy_first = y_back(product(dy.T, out_of))
-    d_last = {"b": (dz + dy).sum(1)}
-    if "w" in last:
-        d_into = sum_outer((y,), (dz_first,))
-        d_last["w"] = sum_outer((dz, dy), (z_code, y_code)).T
-    else:
-        d_into = sum_outer((dz, y, dy), (z_code, dz_first, y_code))
+    inner_y, dy_first = y_back(dy_code)
 
-    def add_outer(total: Array, chunk: Entries) -> Array:
-        return total.at[chunk.column].add(chunk.value[:, None] * dy_first[chunk.row])
+    def add_outer(totals: tuple[Array, ...], chunk: Entries) -> tuple[Array, ...]:
+        of_first = chunk.value[:, None] * dy_first[chunk.row]
+        of_last = find_pulls(chunk)[1][:, None] * y_code[chunk.row]
+        added = (of_first + of_last,) if len(totals) == 1 else (of_first, of_last)
+        return tuple(total.at[chunk.column].add(one) for total, one in zip(totals, added, strict=True))
 
+    d_into, *d_out_of = x.fold(add_outer, d_outer.weights)
     d_inner = jax.tree.map(jnp.add, inner_z, inner_y)
-    d_first = {"w": x.fold(add_outer, d_into), "b": d_inner["bias"]}
+    d_first = {"w": d_into, "b": d_inner["bias"]}
+    d_last = {"b": d_bias, **({"w": d_out_of[0].T} if d_out_of else {})}
     gradients = {"encoder": (d_first, *d_inner["encoder"]), "decoder": (*d_inner["decoder"], d_last)}
-    return gradients, (masked + mean_square(z - y, axis), masked)
+    return gradients, (masked + apart / places, masked)
