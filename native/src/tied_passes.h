@@ -133,7 +133,7 @@ inline int64_t tied_rows(const Tied& t) {
 
 // What a task works with. `total` [users, padded(units)] comes first: its part of the product with the weights.
 struct TiedSpace {
-  float *total, *code, *outer, *panels, *sums, *joined, *spare, *end;
+  float *total, *code, *outer, *panels, *sums, *joined, *spare;
 
   TiedSpace(const Tied& t, float* work) {
     const int64_t rows = tied_rows(t), across = padded(t.units), users = padded(t.users);
@@ -144,11 +144,13 @@ struct TiedSpace {
     sums = panels + rows * across;
     joined = sums + rows * users;
     spare = joined + rows * 3 * t.users;
-    end = spare + rows * WIDTH;
   }
 };
 
-inline int64_t tied_work(const Tied& t) { return TiedSpace(t, nullptr).end - static_cast<float*>(nullptr); }
+inline int64_t tied_work(const Tied& t) {
+  const int64_t across = padded(t.units), users = padded(t.users);
+  return 4 * t.users * across + t.units * users + tied_rows(t) * (across + users + 3 * t.users + WIDTH);
+}
 
 // Calls visit(first, rows, ahead) for every block of items; `arrays` are read or written beside what is kept of a block.
 template <int COUNT, class Visit>
