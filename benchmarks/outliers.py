@@ -69,7 +69,11 @@ def resnet8() -> Called:
     """An update of cifar_resnet8 at batch 8, as `hotloop cnn train` makes it."""
     size, source = DATASET_SIZES["cifar10"], synthetic_images(DATASET_SIZES["cifar10"], 0, on_device=True)
     config = TrainConfig(
-        model_name="cifar_resnet8", synthetic_data="device", micro_batch_size=8, num_epochs=1
+        model_name="cifar_resnet8",
+        synthetic_data="device",
+        micro_batch_size=8,
+        num_epochs=1,
+        precision="32.32",
     )
     job = resolve(config, size, 1, repeated=True)
     program = Program(model.update(job), source.feed(job), 1, seed_key(0))
