@@ -11,7 +11,7 @@ from jax import export
 from jax.sharding import AxisType, PartitionSpec
 
 from hotloop.errors import HotloopError
-from hotloop.layers import conv, kernel_table, native, native_probe, norm
+from hotloop.layers import conv, kernel_table, native, native_probe, norm, tied
 from hotloop.layers.conv import conv2d
 from hotloop.layers.grouped_conv import grouped_conv2d
 from hotloop.layers.kernel_table import Times
@@ -108,9 +108,11 @@ def test_every_kind_of_kernel_is_right_here(always: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "operation", [conv.biased, norm.join, norm.join_gradient], ids=lambda each: each.rival.name
+    "operation",
+    [conv.biased, norm.join, norm.join_gradient, tied.forward, tied.refeed, tied.gradient],
+    ids=lambda each: each.rival.name,
 )
-def test_wrong_numbers_of_what_ends_a_block_are_found(
+def test_wrong_numbers_of_what_ends_a_block_or_of_tied_layers_are_found(
     always: None, monkeypatch: pytest.MonkeyPatch, operation: Any
 ) -> None:
     def slightly_wrong(*arrays: Any, **settings: Any) -> Any:

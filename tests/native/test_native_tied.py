@@ -1,6 +1,6 @@
 """hotloop-native's passes over weights that the last and the first layer of an autoencoder share, against float64."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -87,14 +87,14 @@ def check(*sizes):
 LARGEST = (400, 40, 140)
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(st.tuples(*(st.integers(1, most) for most in LARGEST)))
 def test_every_pass_is_the_mathematics_of_it(sizes):
     check(*sizes)
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.tuples(*(st.integers(1, 2 * most) for most in LARGEST)))
 def test_every_pass_is_the_mathematics_of_it_over_many_shapes(sizes):
     check(*sizes)
@@ -222,12 +222,14 @@ class Narrow(model.Job):
 
     @property
     def layers(self):
-        return (19, 5)
+        return (19,)
 
 
 ITEMS, BATCH = 300, 8
 SIZES = np.array([30, 1, 2, 28, 0, 3, 25, 1])
-CONFIG = TrainOptions(size=128, batch_size=BATCH, data="procedural", base_learning_rate=-9, precision="32.32")
+CONFIG = TrainOptions(
+    size=128, batch_size=BATCH, data="procedural", base_learning_rate=-9, precision="32.32", no_dropout=True
+)
 
 
 def make_ratings():
@@ -240,12 +242,14 @@ def make_ratings():
 
 
 def make_job(replicas=1):
-    return Narrow(replace(CONFIG.resolve(), dropout=0.4), ITEMS, replicas=replicas)
+    return Narrow(CONFIG.resolve(), ITEMS, replicas=replicas)
 
 
 def test_the_gradient_of_an_update_is_that_of_the_plain_path():
     job = make_job()
-    params = model.init(job, jax.random.key(0))["params"]
+    forms = jax.eval_shape(lambda key: model.init(job, key)["params"], jax.random.key(0))
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda form: rng.normal(0.02, 0.3, form.shape).astype(np.float32), forms)
     x = batches.SparseBatch(jax.device_put(batches.make_rows(make_ratings())), jnp.arange(BATCH))
     make = partial(model.sparse_joint, job, x=x, key=jax.random.key(1))
     with force_path("default"):
