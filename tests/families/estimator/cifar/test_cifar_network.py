@@ -9,6 +9,7 @@ from hotloop.engine.keys import sample_keys
 from hotloop.families.estimator.cifar import network
 from hotloop.families.estimator.cifar.config import LAYERS
 from hotloop.families.estimator.cifar.network import KERAS, NETWORKS, TF2
+from hotloop.layers.paths import force_path
 
 GENERATOR = np.random.default_rng(0)
 QUICK = {"xla_backend_optimization_level": 0}
@@ -225,3 +226,13 @@ def test_every_cut_gives_what_the_whole_network_gives_with_the_same_dropout():
         for stage in TF2.cut(position):
             x = stage(weights, x, train=True, keys=keys)
         np.testing.assert_allclose(x, whole, rtol=1e-5, atol=1e-6, err_msg=str(position))
+
+
+@pytest.mark.parametrize("path", network.cut_words.paths)
+def test_words_are_cut_into_the_same_bytes_on_every_path_a_first_word_of_zero_among_them(path):
+    words = np.random.default_rng(0).integers(0, 2**32, (3, 5), np.uint32)
+    for first in (words[0, 0], 0):
+        words[0, 0] = first
+        with force_path(path):
+            found = jax.jit(network.cut_words)(words)
+        np.testing.assert_array_equal(found, words.view(np.uint8))

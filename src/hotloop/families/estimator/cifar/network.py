@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from hotloop.layers import initial
 from hotloop.layers.conv import Padding, conv2d, max_pool
 from hotloop.layers.dense import product, with_bias
+from hotloop.layers.paths import Operation
 
 Weights = dict[str, dict[str, Array]]
 LEVELS = 256  # values of a random byte, which is enough where a rate is a multiple of 1/256
@@ -25,9 +26,25 @@ def random_bytes(keys: Array, sizes: Sequence[int]) -> list[Array]:
     """For each of the sizes an array [N, size] of uint8, where N samples bring a key each."""
     words = -(-sum(sizes) // 4)
     drawn = jax.vmap(lambda key: jax.random.bits(key, (words,), jnp.uint32))(keys)
-    flat = lax.bitcast_convert_type(drawn, jnp.uint8).reshape(len(keys), 4 * words)
+    flat = cut_words(drawn)
     ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
     return jnp.split(flat, ends, axis=1)[: len(sizes)]
+
+
+def _cut(words: Array) -> Array:
+    return lax.bitcast_convert_type(words, jnp.uint8).reshape(len(words), -1)
+
+
+def _cut_once(words: Array) -> Array:
+    """Bytes that are written out: XLA:CPU would cut words in every fusion that reads a byte, number by number, and
+    heeds no barrier. A loop has its result in memory; it makes one turn, or by a chance of 2^-32, which the compiler
+    cannot rule out, the same one twice."""
+    turns = 1 + (words[0, 0] == 0).astype(jnp.int32)
+    bytes_of_words: Array = lax.fori_loop(0, turns, lambda _, old: _cut(words), jnp.zeros_like(_cut(words)))
+    return bytes_of_words
+
+
+cut_words = Operation(_cut, cpu=("once", _cut_once))
 
 
 def apply_dropout(x: Array, drawn: Array, rate: float) -> Array:
