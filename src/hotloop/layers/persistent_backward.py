@@ -1,0 +1,237 @@
+"""A recurrence backward in time as one GPU kernel: the gradient of every step's gate sums.
+
+The mirror of `persistent_forward.py`: a block keeps the weights by which its units acted on all gates, each step waits
+for the gate gradients of the step after it, and publishes its own. Activations and their slopes are worked out from the
+kept sums where they are used. Weight gradients are products over all steps, made after it by the caller.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from hotloop.layers import persistent_cells as cells
+from hotloop.layers.persistent_chain import PART, ROWS, Chain, exchange_scratch, plgpu, shared
+from hotloop.layers.persistent_forward import EXCHANGES, GATES, SUMS
+from hotloop.layers.persistent_tiles import Tile
+
+BEFORE = {"lstm": "c", "gru": "h", "gru_reset_after": "h"}
+"""The state before a step that its gradients need besides the sums."""
+
+
+class Job(NamedTuple):
+    """One call of a kernel."""
+
+    cell: str
+    tile: Tile
+    timesteps: int
+    batch: int
+    hidden: int
+    dtype: Any
+    has_outputs: bool
+    """Whether outputs have a gradient, or the last state alone."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.tile.grid(self.batch, self.hidden)
+
+
+def run(job: Job, operands: dict[str, Array], interpret: Any = None) -> dict[str, Array]:
+    """`operands`: recurrent, sums and d_last_h; d_outputs where they have one; of an LSTM c, start_c and d_last_c, of a
+    GRU h and start_h. Gives dz; d_start, what goes to the first state past the gates; and, of the GRU that
+    resets after its product, d_of_candidate, the gradient of what the reset gate acts on."""
+    kernel = plgpu.kernel(
+        partial(_body, job, tuple(operands)),
+        out_type=tuple(_results(job).values()),
+        scratch_types=_scratch(job),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        grid=job.grid,
+        grid_names=("group", "slice"),
+        num_threads=job.tile.chains,
+        thread_name="chain",
+        interpret=interpret,
+    )
+    return dict(zip(_results(job), kernel(*operands.values()), strict=True))
+
+
+def _results(job: Job) -> dict[str, jax.ShapeDtypeStruct]:
+    def array(*shape: int, dtype: Any = job.dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+    results = {"dz": array(job.timesteps, job.batch, GATES[job.cell] * job.hidden)}
+    if job.cell in BEFORE:
+        results["d_start"] = array(job.batch, job.hidden, dtype=jnp.float32)
+    if job.cell == "gru_reset_after":
+        results["d_of_candidate"] = array(job.timesteps, job.batch, job.hidden)
+    return results
+
+
+def _scratch(job: Job) -> dict[str, Any]:
+    tile, sums = job.tile, SUMS[job.cell]
+    wide = partial(shared, tile.chains, ROWS, tile.units, dtype=jnp.float32)
+    fetched = sums + job.has_outputs + (job.cell in BEFORE)
+    return {
+        **exchange_scratch(tile, job.dtype),
+        "weights": shared(tile.units, GATES[job.cell] * job.hidden, dtype=job.dtype),
+        "weights_filled": plgpu.Barrier(),
+        # A step's gradients leave from where its sums were.
+        "sums_tiles": shared(tile.chains, sums, ROWS, tile.units, dtype=job.dtype),
+        "dy_tiles": shared(tile.chains, ROWS, tile.units, dtype=job.dtype) if job.has_outputs else None,
+        "h_tiles": shared(tile.chains, ROWS, tile.units, dtype=job.dtype)
+        if job.cell.startswith("gru")
+        else None,
+        "c_tiles": wide(),
+        "filled": plgpu.Barrier(num_arrivals=fetched, num_barriers=tile.chains),
+        "last_filled": plgpu.Barrier(num_barriers=tile.chains),
+    }
+
+
+def _body(job: Job, names: tuple[str, ...], *refs: Any, **scratch: Any) -> None:
+    _Backward(job, dict(zip([*names, *_results(job)], refs, strict=True)), scratch).run()
+
+
+class _Backward:
+    """The work of one chain."""
+
+    def __init__(self, job: Job, memory: dict[str, Any], scratch: dict[str, Any]):
+        self.job, self.memory, self.scratch = job, memory, scratch
+        self.chain = Chain(
+            job.tile, job.grid, scratch["ring"], scratch["ring_filled"], EXCHANGES.get(job.cell, 1)
+        )
+        own = self.chain.number
+        self.sums_tiles, self.filled = scratch["sums_tiles"].at[own], scratch["filled"].at[own]
+        self.c_tile = scratch["c_tiles"].at[own]
+        self.h_tile = scratch["h_tiles"].at[own] if job.cell.startswith("gru") else None
+        self.dy_tile = scratch["dy_tiles"].at[own] if job.has_outputs else None
+
+    def run(self) -> None:
+        job, chain = self.job, self.chain
+
+        @pl.when(chain.number == 0)
+        def _() -> None:
+            weights = self.memory["recurrent"].at[chain.units]
+            plgpu.copy_gmem_to_smem(weights, self.scratch["weights"], self.scratch["weights_filled"])
+
+        dh = self._read_last("d_last_h")
+        dc = self._read_last("d_last_c") if job.cell == "lstm" else None
+        self._fetch(job.timesteps - 1)
+        plgpu.barrier_wait(self.scratch["weights_filled"])
+        carry = self._gradients(0, dh, dc)
+        carry = lax.fori_loop(1, job.timesteps, self._step, carry)
+        if carry is not None:
+            target = self.memory["d_start"].at[chain.rows, chain.units]
+            chain.write([(self.c_tile, target, carry)])
+        plgpu.wait_smem_to_gmem(0)
+
+    def _read_last(self, name: str) -> Array:
+        """The last state's gradient, by the tile that nothing else uses yet."""
+        barrier = self.scratch["last_filled"].at[self.chain.number]
+        self.chain.fetch(self.memory[name].at[self.chain.rows, self.chain.units], self.c_tile, barrier)
+        plgpu.barrier_wait(barrier)
+        gradient = self.chain.read(self.c_tile)
+        plgpu.commit_smem()
+        return gradient
+
+    def _fetch(self, t: Any) -> None:
+        """What a step needs besides the exchanged gradients."""
+        chain, memory = self.chain, self.memory
+        for part in range(SUMS[self.job.cell]):
+            source = memory["sums"].at[t, chain.rows, chain.gate(part, self.job.hidden)]
+            chain.fetch(source, self.sums_tiles.at[part], self.filled)
+        if self.dy_tile is not None:
+            chain.fetch(memory["d_outputs"].at[t, chain.rows, chain.units], self.dy_tile, self.filled)
+        if self.job.cell in BEFORE:
+            self._fetch_before(t)
+
+    def _fetch_before(self, t: Any) -> None:
+        chain, name = self.chain, BEFORE[self.job.cell]
+        tile = self.c_tile if name == "c" else self.h_tile
+
+        @pl.when(t > 0)
+        def _() -> None:
+            chain.fetch(self.memory[name].at[t - 1, chain.rows, chain.units], tile, self.filled)
+
+        @pl.when(t == 0)
+        def _() -> None:
+            chain.fetch(self.memory[f"start_{name}"].at[chain.rows, chain.units], tile, self.filled)
+
+    def _step(self, number: Any, carry: Any) -> Any:
+        """The `number`th from the last."""
+        t = self.job.timesteps - number
+        self.chain.wait(number)
+        dh, dc = self._state_gradient(t), None
+        if self.job.cell == "lstm":
+            dc = carry
+        elif carry is not None:
+            dh = dh + carry
+        return self._gradients(number, dh, dc)
+
+    def _state_gradient(self, t: Any) -> Array:
+        """What step t's gate gradients give to the units of this block."""
+        hidden, dz = self.job.hidden, self.memory["dz"].at[t]
+        if self.job.cell == "gru_reset_after":
+            of_candidate = self.memory["d_of_candidate"].at[t]
+            return self._product([(dz, 0, 0, 2 * hidden), (of_candidate, 0, 2 * hidden, hidden)])
+        width = 2 * hidden if self.job.cell == "gru" else GATES[self.job.cell] * hidden
+        return self._product([(dz, 0, 0, width)])
+
+    def _product(self, pieces: list[tuple[Any, int, int, int]]) -> Array:
+        """Each piece: an array, its first column, that of its weights, and the number of columns."""
+        parts, places = [], []
+        for array, first, place, width in pieces:
+            for offset in range(0, width, PART):
+                parts.append(
+                    partial(lambda a, n: a.at[self.chain.rows, pl.ds(n, PART)], array, first + offset)
+                )
+                places.append(place + offset)
+        weights = self.scratch["weights"]
+        return self.chain.product(
+            parts,
+            lambda number: weights.at[:, pl.ds(places[number], PART)].transpose((1, 0)),
+            self.job.tile.units,
+        )
+
+    def _gradients(self, number: Any, dh: Array, dc: Array | None) -> Any:
+        """Work out and publish this step's gate gradients, and fetch for the next; gives what is carried to it."""
+        t = self.job.timesteps - 1 - number
+        plgpu.barrier_wait(self.filled)
+        sums = [self.chain.read(self.sums_tiles.at[n]) for n in range(SUMS[self.job.cell])]
+        if self.dy_tile is not None:
+            dh = dh + self.chain.read(self.dy_tile)
+        carry = getattr(self, f"_{self.job.cell}")(number, t, sums, dh, dc)
+        pl.when(t > 0)(lambda: self._fetch(t - 1))
+        return carry
+
+    def _target(self, t: Any, gate: int, values: Array) -> tuple[Any, Any, Array]:
+        place = self.memory["dz"].at[t, self.chain.rows, self.chain.gate(gate, self.job.hidden)]
+        return self.sums_tiles.at[gate], place, values
+
+    def _rnn(self, number: Any, t: Any, sums: list[Array], dh: Array, dc: None) -> None:
+        self.chain.publish([self._target(t, 0, cells.rnn_back(sums, dh))])
+
+    def _lstm(self, number: Any, t: Any, sums: list[Array], dh: Array, dc: Array) -> Array:
+        dz, dc = cells.lstm_back(sums, self.chain.read(self.c_tile), dh, dc)
+        self.chain.publish([self._target(t, gate, part) for gate, part in enumerate(dz)])
+        return dc
+
+    def _gru_reset_after(self, number: Any, t: Any, sums: list[Array], dh: Array, dc: None) -> Array:
+        d_update, d_candidate, straight = cells.candidate_back(sums, self.chain.read(self.h_tile), dh)
+        d_reset = cells.reset_back(sums, sums[3], d_candidate)
+        of_candidate = self.memory["d_of_candidate"].at[t, self.chain.rows, self.chain.units]
+        exchanged = (self.sums_tiles.at[3], of_candidate, d_candidate * cells.logistic(sums[0]))
+        candidate = self._target(t, 2, d_candidate)
+        self.chain.publish([self._target(t, 0, d_reset), self._target(t, 1, d_update), exchanged, candidate])
+        return straight
+
+    def _gru(self, number: Any, t: Any, sums: list[Array], dh: Array, dc: None) -> Array:
+        hidden, h = self.job.hidden, self.chain.read(self.h_tile)
+        d_update, d_candidate, straight = cells.candidate_back(sums, h, dh)
+        self.chain.publish([self._target(t, 2, d_candidate)], exchange=1)
+        self.chain.wait(number + 1, exchange=1)
+        d_reset_h = self._product([(self.memory["dz"].at[t], 2 * hidden, 2 * hidden, hidden)])
+        d_reset = cells.reset_back(sums, h, d_reset_h)
+        self.chain.publish([self._target(t, 0, d_reset), self._target(t, 1, d_update)])
+        return straight + d_reset_h * cells.logistic(sums[0])

@@ -1,0 +1,67 @@
+"""Which tiles the persistent kernels were measured to be fastest with, by what is done, cell, batch and hidden size.
+
+A shape that is not here keeps the plain path. Every entry's blocks must be on the card together, since they wait for
+each other: `paths.py` counts them against the multiprocessors before a kernel is taken. It must not import jax.
+"""
+
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """How a recurrence is cut up."""
+
+    units: int
+    """Hidden units of a block: 8, 16, 32 or 64."""
+    rows: int
+    """Rows of a chain: 16, 32 or 64."""
+    chains: int
+    """Warpgroups of a block, each with rows of its own."""
+    stages: int
+    """Parts of the exchanged state that a chain has in shared memory at once, two at least."""
+
+    def grid(self, batch: int, hidden: int) -> tuple[int, int]:
+        return batch // (self.rows * self.chains), hidden // self.units
+
+    def blocks(self, batch: int, hidden: int) -> int:
+        groups, slices = self.grid(batch, hidden)
+        return groups * slices
+
+
+INFER = {
+    ("rnn", 64, 512): Tile(16, 32, 1, 8),
+    ("rnn", 128, 512): Tile(16, 64, 1, 8),
+    ("rnn", 256, 1024): Tile(32, 64, 1, 16),
+    ("rnn", 128, 1536): Tile(32, 32, 2, 6),
+    ("gru", 64, 512): Tile(8, 32, 1, 8),
+    ("gru", 128, 512): Tile(8, 64, 1, 8),
+    ("gru", 256, 1024): Tile(16, 64, 2, 6),
+    ("gru", 1024, 256): Tile(32, 64, 1, 4),
+    ("gru_reset_after", 64, 512): Tile(8, 32, 1, 8),
+    ("gru_reset_after", 128, 512): Tile(8, 64, 1, 8),
+    ("gru_reset_after", 256, 1024): Tile(16, 64, 2, 6),
+    ("gru_reset_after", 128, 1536): Tile(16, 64, 2, 3),
+    ("gru_reset_after", 1024, 256): Tile(32, 64, 1, 4),
+    ("lstm", 64, 512): Tile(8, 32, 1, 8),
+    ("lstm", 128, 512): Tile(8, 64, 1, 8),
+    ("lstm", 256, 1024): Tile(16, 64, 2, 4),
+    ("lstm", 1024, 256): Tile(32, 64, 1, 4),
+}
+FORWARD = INFER | {
+    ("gru_reset_after", 256, 1024): Tile(16, 64, 2, 5),
+    ("lstm", 256, 1024): Tile(16, 64, 2, 4),
+}
+BACKWARD = {
+    ("rnn", 64, 512): Tile(16, 32, 1, 8),
+    ("rnn", 128, 512): Tile(16, 64, 1, 8),
+    ("rnn", 256, 1024): Tile(32, 64, 1, 16),
+    ("rnn", 128, 1536): Tile(32, 32, 2, 5),
+    ("gru", 64, 512): Tile(8, 32, 1, 12),
+    ("gru", 128, 512): Tile(16, 32, 1, 12),
+    ("gru", 1024, 256): Tile(32, 64, 1, 12),
+    ("gru_reset_after", 64, 512): Tile(8, 32, 1, 12),
+    ("gru_reset_after", 128, 512): Tile(16, 32, 1, 12),
+    ("gru_reset_after", 1024, 256): Tile(32, 64, 1, 12),
+    ("lstm", 64, 512): Tile(8, 32, 1, 16),
+    ("lstm", 128, 512): Tile(16, 32, 1, 16),
+    ("lstm", 1024, 256): Tile(32, 64, 1, 12),
+}
