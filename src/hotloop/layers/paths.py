@@ -160,8 +160,8 @@ def materialise(arrays: Any) -> Any:
 materialise_on_cpu = Operation(lambda arrays: arrays, cpu=("barrier", materialise))
 
 
-# The choice between an operation's own path and a faster one is a primitive: only its lowering knows whether the program
-# is for this machine or for export. Whatever else is done with it is done with the operation's own path.
+# The choice between an operation's own path and a faster one is a primitive, as only its lowering knows whether the
+# program is for this machine or for export. Whatever else is done with it is done with the operation's own path.
 _faster: Any = Primitive("faster_path")
 _faster.multiple_results = True
 

@@ -42,9 +42,21 @@ def _forward(table: dict[Any, Tile], keeps: bool, *arrays: Array, form: Any, cel
     kernel, bias = recurrent if cell == "gru_reset_after" else (recurrent, None)
     z = _input_sums(inputs)
     timesteps, batch, hidden = *z.shape[:2], kernel.shape[0]
+    if is_alone(cell, batch, hidden):
+        return _forward_alone(keeps, z, kernel, state)
     tile = table[cell, batch, hidden]
     job = Job(cell, tile, timesteps, batch, hidden, z.dtype, state is not None, keeps)
     results: dict[str, Array] = run(job, z, kernel, bias, state or ())
+    return results
+
+
+def _forward_alone(keeps: bool, z: Array, kernel: Array, state: Any) -> dict[str, Array]:
+    from hotloop.layers.persistent_alone import Job, run
+
+    start = None if state is None else "start"
+    stored = ("h", "sums") if keeps else ("h",)
+    job = Job(persistent_tiles.ROWS_ALONE, *z.shape, z.dtype, ("z",), stored, start)
+    results: dict[str, Array] = run(job, kernel.T, [z, *(state or ())])
     return results
 
 
@@ -57,21 +69,10 @@ def _input_sums(inputs: Any) -> Array:
 def backward(*arrays: Array, form: Any, cell: str) -> Any:
     """The gradients of the input sums, of the input weights and their bias, of the recurrent weights, and of the first
     state (None where there was none)."""
-    from hotloop.layers.persistent_backward import BEFORE, Job, run
-
     d_outputs, x, recurrent, state, states, sums, d_last = jax.tree.unflatten(form, arrays)
     kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
     start = tuple(jnp.zeros_like(part[0]) for part in states) if state is None else state
-    operands = {"recurrent": kernel, "sums": sums, "d_last_h": d_last[0]}
-    if d_outputs is not None:
-        operands["d_outputs"] = d_outputs
-    if cell == "lstm":
-        operands |= {"c": states[1], "start_c": start[1], "d_last_c": d_last[1]}
-    elif cell in BEFORE:
-        operands |= {"h": states[0], "start_h": start[0]}
-    timesteps, batch, hidden = states[0].shape
-    tile = persistent_tiles.BACKWARD[cell, batch, hidden]
-    found = run(Job(cell, tile, timesteps, batch, hidden, sums.dtype, d_outputs is not None), operands)
+    found = _run_backward(cell, d_outputs, kernel, start, states, sums, d_last)
     dz = found["dz"]
     d_start = None if state is None else _start_gradient(cell, kernel, found, start)
     d_recurrent = _recurrent_gradient(cell, start, states, sums, found)
@@ -79,11 +80,35 @@ def backward(*arrays: Array, form: Any, cell: str) -> Any:
     return dz, kernel_gradient(x, dz), dz.sum((0, 1)), d_recurrent, d_start
 
 
+def _run_backward(
+    cell: str, d_outputs: Array | None, kernel: Array, start: Any, states: Any, sums: Array, d_last: Any
+) -> dict[str, Array]:
+    from hotloop.layers import persistent_alone, persistent_backward
+
+    timesteps, batch, hidden = states[0].shape
+    given = {"sums": sums} | ({} if d_outputs is None else {"d_outputs": d_outputs})
+    if is_alone(cell, batch, hidden):
+        rows = persistent_tiles.ROWS_ALONE
+        alone = persistent_alone.Job(
+            rows, timesteps, batch, hidden, sums.dtype, tuple(given), ("dz",), "d_last_h"
+        )
+        found: dict[str, Array] = persistent_alone.run(alone, kernel, [*given.values(), d_last[0]])
+        return found
+    operands = given | {"recurrent": kernel, "d_last_h": d_last[0]}
+    if cell == "lstm":
+        operands |= {"c": states[1], "start_c": start[1], "d_last_c": d_last[1]}
+    elif cell in persistent_backward.BEFORE:
+        operands |= {"h": states[0], "start_h": start[0]}
+    tile = persistent_tiles.BACKWARD[cell, batch, hidden]
+    job = persistent_backward.Job(cell, tile, timesteps, batch, hidden, sums.dtype, d_outputs is not None)
+    return persistent_backward.run(job, operands)
+
+
 def _start_gradient(cell: str, kernel: Array, found: dict[str, Array], start: Any) -> tuple[Array, ...]:
     """By the products of the first step, which the kernel does not make, and past its gates."""
     hidden, dz = kernel.shape[0], found["dz"][0]
     if cell == "gru_reset_after":
-        dz = jnp.concatenate([dz[:, : 2 * hidden], found["d_of_candidate"][0]], 1)
+        dz = found["d_products"][0]
     width = 2 * hidden if cell == "gru" else dz.shape[1]
     dh = matmul(dz[:, :width], kernel[:, :width].T)
     if cell == "lstm":
@@ -98,11 +123,10 @@ def _recurrent_gradient(cell: str, start: Any, states: Any, sums: Array, found: 
     hidden = h.shape[2]
     if cell in ("rnn", "lstm"):
         return kernel_gradient(h, dz)
-    of_gates = kernel_gradient(h, dz[..., : 2 * hidden])
     if cell == "gru_reset_after":
-        d_of_candidate = found["d_of_candidate"]
-        of_candidate = kernel_gradient(h, d_of_candidate)
-        return jnp.concatenate([of_gates, of_candidate], 1), d_of_candidate.sum((0, 1))
+        d_products = found["d_products"]
+        return kernel_gradient(h, d_products), d_products[..., 2 * hidden :].sum((0, 1))
+    of_gates = kernel_gradient(h, dz[..., : 2 * hidden])
     reset_h = (sigmoid(sums[..., :hidden].astype(jnp.float32)) * h).astype(h.dtype)
     return jnp.concatenate([of_gates, kernel_gradient(reset_h, dz[..., 2 * hidden :])], 1)
 
@@ -125,10 +149,17 @@ def _backward_blocks(*arrays: Any, form: Any, cell: str) -> int | None:
 def _blocks(table: dict[Any, Tile], cell: str, x: Any, kernel: Any) -> int | None:
     """Blocks that must be on the card together; None for a shape that was not measured."""
     (timesteps, batch, _), hidden = x.shape, kernel.shape[0]
-    tile = table.get((cell, batch, hidden))
-    if tile is None or kernel.dtype not in TYPES or timesteps < FEWEST_STEPS:
+    if kernel.dtype not in TYPES or timesteps < FEWEST_STEPS:
         return None
-    return tile.blocks(batch, hidden)
+    if is_alone(cell, batch, hidden):
+        return 1
+    tile = table.get((cell, batch, hidden))
+    return None if tile is None else tile.blocks(batch, hidden)
+
+
+def is_alone(cell: str, batch: int, hidden: int) -> bool:
+    """Whether the kernel is taken whose blocks do not wait for each other."""
+    return cell == "rnn" and hidden in persistent_tiles.ALONE and batch % persistent_tiles.ROWS_ALONE == 0
 
 
 INFER = CardKernel(infer, _forward_blocks(persistent_tiles.INFER))

@@ -14,12 +14,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
-from hotloop.layers.persistent_chain import PART, ROWS, Chain, exchange_scratch, plgpu, shared
+from hotloop.layers.persistent_chain import PART, ROWS, Chain, exchange_scratch, launch, plgpu, shared
 from hotloop.layers.persistent_forward import EXCHANGES, GATES, SUMS
 from hotloop.layers.persistent_tiles import Tile
 
 BEFORE = {"lstm": "c", "gru": "h", "gru_reset_after": "h"}
 """The state before a step that its gradients need besides the sums."""
+PRODUCTS = {"gru": ((0, 2), (2, 1))}
+"""The products of a step: of which gate on, and of how many gates. Else there is one, of all gates."""
 
 
 class Job(NamedTuple):
@@ -35,6 +37,10 @@ class Job(NamedTuple):
     """Whether outputs have a gradient, or the last state alone."""
 
     @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        return PRODUCTS.get(self.cell, ((0, GATES[self.cell]),))
+
+    @property
     def grid(self) -> tuple[int, int]:
         return self.tile.grid(self.batch, self.hidden)
 
@@ -42,16 +48,13 @@ class Job(NamedTuple):
 def run(job: Job, operands: dict[str, Array], interpret: Any = None) -> dict[str, Array]:
     """`operands`: recurrent, sums and d_last_h; d_outputs where they have one; of an LSTM c, start_c and d_last_c, of a
     GRU h and start_h. Gives dz; d_start, what goes to the first state past the gates; and, of the GRU that
-    resets after its product, d_of_candidate, the gradient of what the reset gate acts on."""
-    kernel = plgpu.kernel(
+    resets after its product, d_products, which differ from dz where the reset gate acts."""
+    kernel = launch(
+        job.tile,
+        job.grid,
         partial(_body, job, tuple(operands)),
         out_type=tuple(_results(job).values()),
         scratch_types=_scratch(job),
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        grid=job.grid,
-        grid_names=("group", "slice"),
-        num_threads=job.tile.chains,
-        thread_name="chain",
         interpret=interpret,
     )
     return dict(zip(_results(job), kernel(*operands.values()), strict=True))
@@ -65,27 +68,29 @@ def _results(job: Job) -> dict[str, jax.ShapeDtypeStruct]:
     if job.cell in BEFORE:
         results["d_start"] = array(job.batch, job.hidden, dtype=jnp.float32)
     if job.cell == "gru_reset_after":
-        results["d_of_candidate"] = array(job.timesteps, job.batch, job.hidden)
+        results["d_products"] = results["dz"]
     return results
 
 
 def _scratch(job: Job) -> dict[str, Any]:
     tile, sums = job.tile, SUMS[job.cell]
-    wide = partial(shared, tile.chains, ROWS, tile.units, dtype=jnp.float32)
+    tiles = partial(shared, tile.own_chains)
+    narrow = partial(tiles, ROWS, tile.units, dtype=job.dtype)
     fetched = sums + job.has_outputs + (job.cell in BEFORE)
     return {
-        **exchange_scratch(tile, job.dtype),
-        "weights": shared(tile.units, GATES[job.cell] * job.hidden, dtype=job.dtype),
-        "weights_filled": plgpu.Barrier(),
+        **exchange_scratch(tile, tile.units, job.dtype),
+        **{
+            f"weights_{number}": shared(tile.units, gates * job.hidden // tile.split, dtype=job.dtype)
+            for number, (_, gates) in enumerate(job.products)
+        },
+        "weights_filled": plgpu.Barrier(num_arrivals=len(job.products)),
         # A step's gradients leave from where its sums were.
-        "sums_tiles": shared(tile.chains, sums, ROWS, tile.units, dtype=job.dtype),
-        "dy_tiles": shared(tile.chains, ROWS, tile.units, dtype=job.dtype) if job.has_outputs else None,
-        "h_tiles": shared(tile.chains, ROWS, tile.units, dtype=job.dtype)
-        if job.cell.startswith("gru")
-        else None,
-        "c_tiles": wide(),
-        "filled": plgpu.Barrier(num_arrivals=fetched, num_barriers=tile.chains),
-        "last_filled": plgpu.Barrier(num_barriers=tile.chains),
+        "sums_tiles": tiles(sums, ROWS, tile.units, dtype=job.dtype),
+        "dy_tiles": narrow() if job.has_outputs else None,
+        "h_tiles": narrow() if BEFORE.get(job.cell) == "h" else None,
+        "c_tiles": tiles(ROWS, tile.units, dtype=jnp.float32),
+        "filled": plgpu.Barrier(num_arrivals=fetched, num_barriers=tile.own_chains),
+        "last_filled": plgpu.Barrier(num_barriers=tile.own_chains),
     }
 
 
@@ -98,27 +103,37 @@ class _Backward:
 
     def __init__(self, job: Job, memory: dict[str, Any], scratch: dict[str, Any]):
         self.job, self.memory, self.scratch = job, memory, scratch
-        self.chain = Chain(
-            job.tile, job.grid, scratch["ring"], scratch["ring_filled"], EXCHANGES.get(job.cell, 1)
-        )
-        own = self.chain.number
+        self.chain = Chain(job.tile, job.grid, scratch, EXCHANGES.get(job.cell, 1))
+        own = self.chain.tile_number
         self.sums_tiles, self.filled = scratch["sums_tiles"].at[own], scratch["filled"].at[own]
         self.c_tile = scratch["c_tiles"].at[own]
-        self.h_tile = scratch["h_tiles"].at[own] if job.cell.startswith("gru") else None
+        self.h_tile = scratch["h_tiles"].at[own] if BEFORE.get(job.cell) == "h" else None
         self.dy_tile = scratch["dy_tiles"].at[own] if job.has_outputs else None
 
     def run(self) -> None:
-        job, chain = self.job, self.chain
+        self._fetch_weights()
+        plgpu.barrier_wait(self.scratch["weights_filled"])
+        self.chain.play(self._own, self._help)
+
+    def _fetch_weights(self) -> None:
+        """Of each product this block's share."""
+        chain, share = self.chain, self.job.hidden // self.job.tile.split
 
         @pl.when(chain.number == 0)
         def _() -> None:
-            weights = self.memory["recurrent"].at[chain.units]
-            plgpu.copy_gmem_to_smem(weights, self.scratch["weights"], self.scratch["weights_filled"])
+            for number, (first, gates) in enumerate(self.job.products):
+                columns = pl.ds(first * self.job.hidden + chain.peer * gates * share, gates * share)
+                plgpu.copy_gmem_to_smem(
+                    self.memory["recurrent"].at[chain.units, columns],
+                    self.scratch[f"weights_{number}"],
+                    self.scratch["weights_filled"],
+                )
 
+    def _own(self) -> None:
+        job, chain = self.job, self.chain
         dh = self._read_last("d_last_h")
         dc = self._read_last("d_last_c") if job.cell == "lstm" else None
         self._fetch(job.timesteps - 1)
-        plgpu.barrier_wait(self.scratch["weights_filled"])
         carry = self._gradients(0, dh, dc)
         carry = lax.fori_loop(1, job.timesteps, self._step, carry)
         if carry is not None:
@@ -126,9 +141,23 @@ class _Backward:
             chain.write([(self.c_tile, target, carry)])
         plgpu.wait_smem_to_gmem(0)
 
+    def _help(self) -> None:
+        """All products of a chain whose gates another block of the cluster works out."""
+
+        def step(number: Any, carry: None, is_first: bool = False) -> None:
+            if not is_first:
+                self.chain.wait(number)
+                self.chain.send(self._sums(self.job.timesteps - number))
+            if self.job.cell == "gru":
+                self.chain.wait(number + 1, exchange=1)
+                self.chain.send(self._sums(self.job.timesteps - 1 - number, product=1))
+
+        step(0, None, is_first=True)
+        lax.fori_loop(1, self.job.timesteps, step, None)
+
     def _read_last(self, name: str) -> Array:
         """The last state's gradient, by the tile that nothing else uses yet."""
-        barrier = self.scratch["last_filled"].at[self.chain.number]
+        barrier = self.scratch["last_filled"].at[self.chain.tile_number]
         self.chain.fetch(self.memory[name].at[self.chain.rows, self.chain.units], self.c_tile, barrier)
         plgpu.barrier_wait(barrier)
         gradient = self.chain.read(self.c_tile)
@@ -162,35 +191,22 @@ class _Backward:
         """The `number`th from the last."""
         t = self.job.timesteps - number
         self.chain.wait(number)
-        dh, dc = self._state_gradient(t), None
+        dh, dc = self.chain.collect(self._sums(t)), None
         if self.job.cell == "lstm":
             dc = carry
         elif carry is not None:
             dh = dh + carry
         return self._gradients(number, dh, dc)
 
-    def _state_gradient(self, t: Any) -> Array:
-        """What step t's gate gradients give to the units of this block."""
-        hidden, dz = self.job.hidden, self.memory["dz"].at[t]
-        if self.job.cell == "gru_reset_after":
-            of_candidate = self.memory["d_of_candidate"].at[t]
-            return self._product([(dz, 0, 0, 2 * hidden), (of_candidate, 0, 2 * hidden, hidden)])
-        width = 2 * hidden if self.job.cell == "gru" else GATES[self.job.cell] * hidden
-        return self._product([(dz, 0, 0, width)])
-
-    def _product(self, pieces: list[tuple[Any, int, int, int]]) -> Array:
-        """Each piece: an array, its first column, that of its weights, and the number of columns."""
-        parts, places = [], []
-        for array, first, place, width in pieces:
-            for offset in range(0, width, PART):
-                parts.append(
-                    partial(lambda a, n: a.at[self.chain.rows, pl.ds(n, PART)], array, first + offset)
-                )
-                places.append(place + offset)
-        weights = self.scratch["weights"]
+    def _sums(self, t: Any, product: int = 0) -> Array:
+        """This block's share of a product of the gate gradients of step t."""
+        first, gates = self.job.products[product]
+        exchanged = self.memory["d_products" if self.job.cell == "gru_reset_after" else "dz"].at[t]
+        weights = self.scratch[f"weights_{product}"]
         return self.chain.product(
-            parts,
-            lambda number: weights.at[:, pl.ds(places[number], PART)].transpose((1, 0)),
+            lambda n: exchanged.at[self.chain.rows, pl.ds(first * self.job.hidden + n * PART, PART)],
+            gates * self.job.hidden // PART,
+            lambda n: weights.at[:, pl.ds(n * PART, PART)].transpose((1, 0)),
             self.job.tile.units,
         )
 
@@ -205,9 +221,12 @@ class _Backward:
         pl.when(t > 0)(lambda: self._fetch(t - 1))
         return carry
 
-    def _target(self, t: Any, gate: int, values: Array) -> tuple[Any, Any, Array]:
-        place = self.memory["dz"].at[t, self.chain.rows, self.chain.gate(gate, self.job.hidden)]
-        return self.sums_tiles.at[gate], place, values
+    def _target(
+        self, t: Any, gate: int, values: Array, tile: int | None = None, name: str = "dz"
+    ) -> tuple[Any, Any, Array]:
+        """Values that leave by a tile, that of their gate if none is said."""
+        place = self.memory[name].at[t, self.chain.rows, self.chain.gate(gate, self.job.hidden)]
+        return self.sums_tiles.at[gate if tile is None else tile], place, values
 
     def _rnn(self, number: Any, t: Any, sums: list[Array], dh: Array, dc: None) -> None:
         self.chain.publish([self._target(t, 0, cells.rnn_back(sums, dh))])
@@ -220,18 +239,24 @@ class _Backward:
     def _gru_reset_after(self, number: Any, t: Any, sums: list[Array], dh: Array, dc: None) -> Array:
         d_update, d_candidate, straight = cells.candidate_back(sums, self.chain.read(self.h_tile), dh)
         d_reset = cells.reset_back(sums, sums[3], d_candidate)
-        of_candidate = self.memory["d_of_candidate"].at[t, self.chain.rows, self.chain.units]
-        exchanged = (self.sums_tiles.at[3], of_candidate, d_candidate * cells.logistic(sums[0]))
-        candidate = self._target(t, 2, d_candidate)
-        self.chain.publish([self._target(t, 0, d_reset), self._target(t, 1, d_update), exchanged, candidate])
+        of_candidate = d_candidate * cells.logistic(sums[0])
+        self.chain.publish(
+            [
+                self._target(t, 0, d_reset, name="d_products"),
+                self._target(t, 1, d_update, name="d_products"),
+                self._target(t, 2, of_candidate, tile=3, name="d_products"),
+                self._target(t, 2, d_candidate),
+            ],
+            again=[self._target(t, 0, d_reset), self._target(t, 1, d_update)],
+        )
         return straight
 
     def _gru(self, number: Any, t: Any, sums: list[Array], dh: Array, dc: None) -> Array:
-        hidden, h = self.job.hidden, self.chain.read(self.h_tile)
+        h = self.chain.read(self.h_tile)
         d_update, d_candidate, straight = cells.candidate_back(sums, h, dh)
         self.chain.publish([self._target(t, 2, d_candidate)], exchange=1)
         self.chain.wait(number + 1, exchange=1)
-        d_reset_h = self._product([(self.memory["dz"].at[t], 2 * hidden, 2 * hidden, hidden)])
+        d_reset_h = self.chain.collect(self._sums(t, product=1))
         d_reset = cells.reset_back(sums, h, d_reset_h)
         self.chain.publish([self._target(t, 0, d_reset), self._target(t, 1, d_update)])
         return straight + d_reset_h * cells.logistic(sums[0])

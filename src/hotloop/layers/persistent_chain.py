@@ -36,26 +36,48 @@ def shared(*shape: int, dtype: DTypeLike) -> Any:
     return plgpu.SMEM(shape, dtype, transforms=swizzled(shape[-1], dtype))
 
 
-def exchange_scratch(tile: Tile, dtype: DTypeLike) -> dict[str, Any]:
-    """What a chain needs to fetch the others' units."""
-    count = tile.chains * tile.stages
-    return {
-        "ring": shared(tile.chains, tile.stages, ROWS, PART, dtype=dtype),
-        "ring_filled": plgpu.Barrier(num_barriers=count),
+def exchange_scratch(tile: Tile, columns: int, dtype: DTypeLike) -> dict[str, Any]:
+    """What the chains of a block need to fetch the others' units and, split, to collect sums of so many columns."""
+    # Of slots of fewer rows than the matrix unit reads, each runs into the next, which does its own rows no harm.
+    rows = tile.stages * tile.rows + ROWS - tile.rows
+    scratch = {
+        "ring": shared(tile.chains, rows, PART, dtype=dtype),
+        "ring_filled": plgpu.Barrier(num_barriers=tile.chains * tile.stages),
     }
+    if tile.split > 1:
+        scratch["shares"] = shared(tile.split - 1, ROWS, columns, dtype=jnp.float32)
+        scratch["shares_filled"] = plgpu.Barrier(num_arrivals=tile.split - 1)
+    return scratch
+
+
+def launch(tile: Tile, grid: tuple[int, int], body: Callable[..., None], **options: Any) -> Any:
+    """The kernel of a body which makes a `Chain`."""
+    cluster = {"cluster": (tile.split,), "cluster_names": ("peer",)} if tile.split > 1 else {}
+    return plgpu.kernel(
+        body,
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        grid=grid,
+        grid_names=("group", "slice"),
+        num_threads=tile.chains,
+        thread_name="chain",
+        **cluster,
+        **options,
+    )
 
 
 class Chain:
     """The rows of this warpgroup, and the units of this block."""
 
-    def __init__(self, tile: Tile, grid: tuple[int, int], ring: Any, ring_filled: Any, exchanges: int = 1):
-        self.tile, self.slices = tile, grid[1]
+    def __init__(self, tile: Tile, grid: tuple[int, int], scratch: dict[str, Any], exchanges: int = 1):
+        self.tile, self.slices, self._scratch = tile, grid[1], scratch
         self.number = lax.axis_index("chain")
+        self.peer = lax.axis_index("peer") if tile.split > 1 else 0
+        self.tile_number = self.number if tile.split == 1 else 0
         place = lax.axis_index("group") * tile.chains + self.number
         self.rows = pl.ds(place * tile.rows, tile.rows)
         self.slice = lax.axis_index("slice")
         self.units = pl.ds(self.slice * tile.units, tile.units)
-        self._ring, self._filled = ring.at[self.number], ring_filled
+        self._ring = scratch["ring"].at[self.number]
         self._written = self._semaphores(exchanges, grid[0] * tile.chains, place)
 
     def _semaphores(self, exchanges: int, chains: int, place: Any) -> list[Any]:
@@ -64,6 +86,14 @@ class Chain:
             return []
         every = pl.get_global(plgpu.SemaphoreType.REGULAR((exchanges * chains,)))
         return [every.at[number * chains + place] for number in range(exchanges)]
+
+    def play(self, own: Callable[[], None], help_owner: Callable[[], None]) -> None:
+        """The first where this block works out the chain's gates, else the second."""
+        if self.tile.split == 1:
+            own()
+        else:
+            pl.when(self.number == self.peer)(own)
+            pl.when(self.number != self.peer)(help_owner)
 
     def gate(self, number: int, hidden: int) -> Any:
         """The columns of this block's units in an array of several gates side by side."""
@@ -88,42 +118,78 @@ class Chain:
         for shared_tile, target, _ in pairs:
             plgpu.copy_smem_to_gmem(self.own_rows(shared_tile), target)
 
-    def publish(self, pairs: Sequence[tuple[Any, Any, Array]], exchange: int = 0) -> None:
-        """Write, and let the other blocks of this chain know when it is there."""
+    def publish(
+        self,
+        pairs: Sequence[tuple[Any, Any, Array]],
+        exchange: int = 0,
+        again: Sequence[tuple[Any, Any, Array]] = (),
+    ) -> None:
+        """Write, the tiles of `again` to second places, and let the other blocks of this chain know when it is there."""
         self.write(pairs)
+        for shared_tile, target, _ in again:
+            plgpu.copy_smem_to_gmem(self.own_rows(shared_tile), target)
         plgpu.wait_smem_to_gmem(0)
         if self._written:
             plgpu.semaphore_signal(self._written[exchange], memory_scope="gpu")
 
     def wait(self, steps: Any, exchange: int = 0) -> None:
-        """Until all blocks have published so many times."""
+        """Until all units have been published so many times."""
         if self._written:
             plgpu.semaphore_wait(
                 self._written[exchange], steps * self.slices, decrement=False, memory_scope="gpu"
             )
 
     def product(
-        self, parts: Sequence[Callable[[], Any]], weights: Callable[[int], Any], columns: int
+        self, part: Callable[[Any], Any], parts: int, weights: Callable[[Any], Any], columns: int
     ) -> Array:
-        """The sum over all parts [rows, PART] of the exchanged state times weights [PART, columns]."""
-        stages = self.tile.stages
+        """The sum over this block's share of the parts [rows, PART] of what was exchanged times weights [PART, columns],
+        of which it has no others."""
+        stages, count = self.tile.stages, parts // self.tile.split
+        filled = self._scratch["ring_filled"]
+        # Each block begins with another part: all that fetch the same lines at once would wait for each other.
+        begin = lax.rem(self.slice * max(1, count // self.slices), count)
+
+        def place(number: int) -> Any:
+            return lax.rem(begin + number, count)
+
+        def slot(number: int) -> Any:
+            return self._ring.at[pl.ds(number % stages * self.tile.rows, ROWS)]
+
+        def barrier(number: int) -> Any:
+            return filled.at[self.number * stages + number % stages]
 
         def fetch(number: int) -> None:
-            slot = number % stages
-            self.fetch(parts[number](), self._ring.at[slot], self._filled.at[self.number * stages + slot])
+            self.fetch(part(self.peer * count + place(number)), slot(number), barrier(number))
 
         def accumulate(sums: Any) -> Any:
-            for number in range(min(stages, len(parts))):
+            for number in range(min(stages, count)):
                 fetch(number)
-            for number in range(len(parts)):
-                slot = number % stages
-                plgpu.barrier_wait(self._filled.at[self.number * stages + slot])
-                plgpu.wgmma(sums, self._ring.at[slot], weights(number))
+            for number in range(count):
+                plgpu.barrier_wait(barrier(number))
+                plgpu.wgmma(sums, slot(number), weights(place(number)))
                 # The slot before this one is free once its product is done, which this one's need not be.
-                if number > 0 and number - 1 + stages < len(parts):
+                if number > 0 and number - 1 + stages < count:
                     plgpu.wgmma_wait(1)
                     fetch(number - 1 + stages)
             return sums[...]
 
         total: Array = pl.run_scoped(accumulate, plgpu.ACC((ROWS, columns), jnp.float32))
         return total
+
+    def send(self, sums: Array) -> None:
+        """This block's share of a chain's sums, to the block that works out its gates. There is room: the products of
+        a step begin when it has published the step before."""
+        number = self.peer - (self.peer > self.number).astype(jnp.int32)
+        room = self._scratch["shares"].at[number, :, pl.ds(0, sums.shape[1])]
+        plgpu.async_store_smem(
+            sums, room, self._scratch["shares_filled"], cluster_idx=self.number, cluster_dim="peer"
+        )
+
+    def collect(self, sums: Array) -> Array:
+        """All shares of this block's chain."""
+        if self.tile.split == 1:
+            return sums
+        plgpu.barrier_wait(self._scratch["shares_filled"])
+        for number in range(self.tile.split - 1):
+            sums += self.read(self._scratch["shares"].at[number, :, pl.ds(0, sums.shape[1])])
+        return sums

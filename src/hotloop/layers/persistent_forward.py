@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
-from hotloop.layers.persistent_chain import PART, ROWS, Chain, exchange_scratch, plgpu, shared
+from hotloop.layers.persistent_chain import PART, ROWS, Chain, exchange_scratch, launch, plgpu, shared
 from hotloop.layers.persistent_tiles import Tile
 
 GATES = {"rnn": 1, "gru": 3, "gru_reset_after": 3, "lstm": 4}
@@ -48,15 +48,12 @@ def run(
     cell, hidden = job.cell, job.hidden
     across = recurrent.T.reshape(GATES[cell], hidden, hidden)
     operands = [z, across, *([] if bias is None else [bias]), *state]
-    kernel = plgpu.kernel(
+    kernel = launch(
+        job.tile,
+        job.grid,
         partial(_body, job),
         out_type=tuple(_results(job).values()),
         scratch_types=_scratch(job),
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        grid=job.grid,
-        grid_names=("group", "slice"),
-        num_threads=job.tile.chains,
-        thread_name="chain",
         interpret=interpret,
     )
     return dict(zip(_results(job), kernel(*operands), strict=True))
@@ -80,16 +77,17 @@ def _results(job: Job) -> dict[str, jax.ShapeDtypeStruct]:
 def _scratch(job: Job) -> dict[str, Any]:
     tile, gates = job.tile, GATES[job.cell]
     kept = SUMS[job.cell] if job.keeps else 0
+    tiles = partial(shared, tile.own_chains)
     return {
-        **exchange_scratch(tile, job.dtype),
-        "weights": shared(gates * tile.units, job.hidden, dtype=job.dtype),
+        **exchange_scratch(tile, gates * tile.units, job.dtype),
+        "weights": shared(gates * tile.units, job.hidden // tile.split, dtype=job.dtype),
         "weights_filled": plgpu.Barrier(num_arrivals=gates),
         # The sums of a step are kept from where its input sums were.
-        "z_tiles": shared(tile.chains, max(gates, kept), ROWS, tile.units, dtype=job.dtype),
-        "z_filled": plgpu.Barrier(num_arrivals=gates, num_barriers=tile.chains),
-        "h_tiles": shared(tile.chains, ROWS, tile.units, dtype=job.dtype),
-        "c_tiles": shared(tile.chains, ROWS, tile.units, dtype=jnp.float32) if job.cell == "lstm" else None,
-        "start_filled": plgpu.Barrier(num_barriers=tile.chains) if job.has_state else None,
+        "z_tiles": tiles(max(gates, kept), ROWS, tile.units, dtype=job.dtype),
+        "z_filled": plgpu.Barrier(num_arrivals=gates, num_barriers=tile.own_chains),
+        "h_tiles": tiles(ROWS, tile.units, dtype=job.dtype),
+        "c_tiles": tiles(ROWS, tile.units, dtype=jnp.float32) if job.cell == "lstm" else None,
+        "start_filled": plgpu.Barrier(num_barriers=tile.own_chains) if job.has_state else None,
     }
 
 
@@ -104,34 +102,52 @@ class _Forward:
 
     def __init__(self, job: Job, memory: dict[str, Any], scratch: dict[str, Any]):
         self.job, self.memory, self.scratch = job, memory, scratch
-        self.chain = Chain(
-            job.tile, job.grid, scratch["ring"], scratch["ring_filled"], EXCHANGES.get(job.cell, 1)
-        )
-        own = self.chain.number
+        self.chain = Chain(job.tile, job.grid, scratch, EXCHANGES.get(job.cell, 1))
+        own = self.chain.tile_number
         self.z_tiles, self.z_filled = scratch["z_tiles"].at[own], scratch["z_filled"].at[own]
         self.h_tile = scratch["h_tiles"].at[own]
+        self.c_tile = scratch["c_tiles"].at[own] if job.cell == "lstm" else None
 
     def run(self) -> None:
         self._fetch_weights()
+        plgpu.barrier_wait(self.scratch["weights_filled"])
+        self.chain.play(self._own, self._help)
+
+    def _own(self) -> None:
         self._fetch_z(0)
         start = self._read_start()
         self.bias: Any = self._read_bias() if self.job.cell == "gru_reset_after" else None
-        plgpu.barrier_wait(self.scratch["weights_filled"])
         carry = self._step(0, start, is_first=True)
         carry = lax.fori_loop(1, self.job.timesteps, self._step, carry)
         if self.job.cell == "lstm" and not self.job.keeps:
-            c_tile, c = self.scratch["c_tiles"].at[self.chain.number], self.memory["c"]
-            self.chain.write([(c_tile, c.at[self.chain.rows, self.chain.units], carry)])
+            target = self.memory["c"].at[self.chain.rows, self.chain.units]
+            self.chain.write([(self.c_tile, target, carry)])
         plgpu.wait_smem_to_gmem(0)
 
+    def _help(self) -> None:
+        """All products of a chain whose gates another block of the cluster works out."""
+
+        def step(t: Any, carry: None, is_first: bool = False) -> None:
+            before = self._state_before(t, is_first)
+            if before is None:
+                return
+            is_gru = self.job.cell == "gru"
+            self.chain.send(self._sums(before, range(2 if is_gru else GATES[self.job.cell])))
+            if is_gru:
+                self.chain.wait(self._resets(t), exchange=1)
+                self.chain.send(self._sums(self.memory["reset_h"], range(2, 3)))
+
+        step(0, None, is_first=True)
+        lax.fori_loop(1, self.job.timesteps, step, None)
+
     def _fetch_weights(self) -> None:
-        units = self.job.tile.units
+        units, share = self.job.tile.units, self.job.hidden // self.job.tile.split
 
         @pl.when(self.chain.number == 0)
         def _() -> None:
             for gate in range(GATES[self.job.cell]):
                 plgpu.copy_gmem_to_smem(
-                    self.memory["across"].at[gate, self.chain.units],
+                    self.memory["across"].at[gate, self.chain.units, pl.ds(self.chain.peer * share, share)],
                     self.scratch["weights"].at[pl.ds(gate * units, units)],
                     self.scratch["weights_filled"],
                 )
@@ -146,32 +162,34 @@ class _Forward:
         if not self.job.has_state or self.job.cell == "rnn":
             return None
         is_lstm = self.job.cell == "lstm"
-        tile = self.scratch["c_tiles"].at[self.chain.number] if is_lstm else self.h_tile
+        tile = self.c_tile if is_lstm else self.h_tile
         source = self.memory["start_c" if is_lstm else "start_h"].at[self.chain.rows, self.chain.units]
-        barrier = self.scratch["start_filled"].at[self.chain.number]
+        barrier = self.scratch["start_filled"].at[self.chain.tile_number]
         self.chain.fetch(source, tile, barrier)
         plgpu.barrier_wait(barrier)
         start = self.chain.read(tile)
         plgpu.commit_smem()
         return start
 
-    def _product(self, t: Any, source: Any, gates: range) -> list[Array]:
-        """The products of these gates' weights with what was exchanged, this block's units of each gate."""
+    def _sums(self, source: Any, gates: range) -> Array:
+        """This block's share of the products of these gates' weights with what was exchanged."""
         units, weights = self.job.tile.units, self.scratch["weights"]
         rows = pl.ds(gates.start * units, len(gates) * units)
-
-        def columns(number: int) -> Any:
-            return pl.ds(number * PART, PART)
-
-        sums = self.chain.product(
-            [
-                partial(lambda n: source.at[self.chain.rows, columns(n)], n)
-                for n in range(self.job.hidden // PART)
-            ],
-            lambda n: weights.at[rows, columns(n)].transpose((1, 0)),
+        return self.chain.product(
+            lambda n: source.at[self.chain.rows, pl.ds(n * PART, PART)],
+            self.job.hidden // PART,
+            lambda n: weights.at[rows, pl.ds(n * PART, PART)].transpose((1, 0)),
             len(gates) * units,
         )
+
+    def _product(self, source: Any, gates: range) -> list[Array]:
+        """The products of each of these gates, for this block's units."""
+        units, sums = self.job.tile.units, self.chain.collect(self._sums(source, gates))
         return [sums[:, n * units : (n + 1) * units] for n in range(len(gates))]
+
+    def _resets(self, t: Any) -> Any:
+        """How often reset times h has been published when step t reads it; a zero h is not."""
+        return t + 1 if self.job.has_state else t
 
     def _read_z(self) -> list[Array]:
         plgpu.barrier_wait(self.z_filled)
@@ -180,10 +198,10 @@ class _Forward:
     def _step(self, t: Any, carry: Any, is_first: bool = False) -> Any:
         before = self._state_before(t, is_first)
         if self.job.cell == "gru":
-            h, carry, sums = self._reset_before(t, carry, before, is_first)
+            h, carry, sums = self._reset_before(t, carry, before)
         else:
             gates = range(GATES[self.job.cell])
-            products = None if before is None else self._product(t, before, gates)
+            products = None if before is None else self._product(before, gates)
             h, carry, sums = self._one_product(self._read_z(), products, carry)
         self._finish(t, h, carry, sums)
         return carry
@@ -212,8 +230,8 @@ class _Forward:
         bias = plgpu.load(self.memory["bias"].at[self.chain.units], layout=layout, optimized=False)
         return lax.broadcast_in_dim(bias.astype(jnp.float32), (ROWS, self.job.tile.units), (1,))
 
-    def _reset_before(self, t: Any, h: Array | None, before: Any, is_first: bool) -> Any:
-        products = None if before is None else self._product(t, before, range(2))
+    def _reset_before(self, t: Any, h: Array | None, before: Any) -> Any:
+        products = None if before is None else self._product(before, range(2))
         z = self._read_z()
         sums = cells.plus(z[:2], products)
         candidate = z[2]
@@ -221,8 +239,8 @@ class _Forward:
             reset_h = self.memory["reset_h"]
             own = reset_h.at[self.chain.rows, self.chain.units]
             self.chain.publish([(self.h_tile, own, cells.logistic(sums[0]) * h)], exchange=1)
-            self.chain.wait(t + 1 if self.job.has_state else t, exchange=1)
-            candidate += self._product(t, reset_h, range(2, 3))[0]
+            self.chain.wait(self._resets(t), exchange=1)
+            candidate += self._product(reset_h, range(2, 3))[0]
         h = self._rounded(cells.mix(sums[1], candidate, h))
         return h, h, [*sums, candidate]
 
@@ -239,8 +257,7 @@ class _Forward:
                 for n, part in enumerate(sums)
             ]
             if self.job.cell == "lstm":
-                c_tile = self.scratch["c_tiles"].at[chain.number]
-                pairs.append((c_tile, memory["c"].at[t, chain.rows, chain.units], carry))
+                pairs.append((self.c_tile, memory["c"].at[t, chain.rows, chain.units], carry))
             chain.write(pairs)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         pl.when(t + 1 < self.job.timesteps)(lambda: self._fetch_z(t + 1))

@@ -11,21 +11,34 @@ class Tile(NamedTuple):
     """How a recurrence is cut up."""
 
     units: int
-    """Hidden units of a block: 8, 16, 32 or 64."""
+    """Hidden units of a block, or of a cluster of blocks that split them: a multiple of 8."""
     rows: int
     """Rows of a chain: 16, 32 or 64."""
     chains: int
     """Warpgroups of a block, each with rows of its own."""
     stages: int
     """Parts of the exchanged state that a chain has in shared memory at once, two at least."""
+    split: int = 1
+    """Blocks of a cluster which have the same units and chains, each a part of the weights, and each one of the chains
+    whose sums it collects from all."""
+
+    @property
+    def own_chains(self) -> int:
+        """Those whose gates a block works out."""
+        return self.chains if self.split == 1 else 1
 
     def grid(self, batch: int, hidden: int) -> tuple[int, int]:
         return batch // (self.rows * self.chains), hidden // self.units
 
     def blocks(self, batch: int, hidden: int) -> int:
         groups, slices = self.grid(batch, hidden)
-        return groups * slices
+        return groups * slices * self.split
 
+
+ALONE = (256,)
+"""Hidden sizes of the tanh RNN whose whole matrix a block keeps."""
+ROWS_ALONE = 8
+"""Rows of such a block: the matrix unit's fewest columns, which spreads a batch of 1,024 over 128 multiprocessors."""
 
 INFER = {
     ("rnn", 64, 512): Tile(16, 32, 1, 8),
