@@ -55,15 +55,17 @@ def _forward_alone(keeps: bool, z: Array, kernel: Array, state: Any) -> dict[str
 
     start = None if state is None else "start"
     stored = ("h", "sums") if keeps else ("h",)
-    job = Job(persistent_tiles.ROWS_ALONE, *z.shape, z.dtype, ("z",), stored, start)
+    timesteps, batch, hidden = z.shape
+    job = Job(persistent_tiles.ROWS_ALONE, timesteps, batch, hidden, z.dtype, ("z",), stored, start)
     results: dict[str, Array] = run(job, kernel.T, [z, *(state or ())])
     return results
 
 
 def _input_sums(inputs: Any) -> Array:
+    """In 16 bits from the first: the library then adds the bias to its sums itself and writes half as much (T150 B1024
+    H256: 195 us against 230)."""
     x, kernel, biases = inputs
-    sums: Array = matmul(x, kernel)
-    return sum(biases, sums).astype(x.dtype)
+    return sum(biases, jnp.matmul(x, kernel))
 
 
 def backward(*arrays: Array, form: Any, cell: str) -> Any:

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
-from hotloop.layers.persistent_chain import PART, ROWS, plgpu, shared
+from hotloop.layers.persistent_chain import ROWS, plgpu, shared
 
 
 class Job(NamedTuple):
@@ -135,14 +135,11 @@ class _Alone:
     def _product(self, n: Any) -> Array:
         before = self.scratch["exchanged"].at[lax.rem(n + 1, 2)]
 
-        def accumulate(sums: Any) -> Any:
-            for part in range(self.job.hidden // PART):
-                columns = pl.ds(part * PART, PART)
-                weights = self.scratch["weights"].at[self.units, columns]
-                plgpu.wgmma(sums, weights, before.at[:, columns].transpose((1, 0)))
+        def multiply(sums: Any) -> Any:
+            plgpu.wgmma(sums, self.scratch["weights"].at[self.units], before.transpose((1, 0)))
             return sums[...]
 
-        products: Array = pl.run_scoped(accumulate, plgpu.ACC((ROWS, self.job.rows), jnp.float32))
+        products: Array = pl.run_scoped(multiply, plgpu.ACC((ROWS, self.job.rows), jnp.float32))
         return products
 
     def _step(self, n: Any, product: Array | None) -> None:

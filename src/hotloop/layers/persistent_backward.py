@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
-from hotloop.layers.persistent_chain import PART, ROWS, Chain, exchange_scratch, launch, plgpu, shared
+from hotloop.layers.persistent_chain import ROWS, Chain, exchange_scratch, launch, plgpu, shared
 from hotloop.layers.persistent_forward import EXCHANGES, GATES, SUMS
 from hotloop.layers.persistent_tiles import Tile
 
@@ -200,13 +200,13 @@ class _Backward:
 
     def _sums(self, t: Any, product: int = 0) -> Array:
         """This block's share of a product of the gate gradients of step t."""
-        first, gates = self.job.products[product]
+        (first, gates), part = self.job.products[product], self.job.tile.part
         exchanged = self.memory["d_products" if self.job.cell == "gru_reset_after" else "dz"].at[t]
         weights = self.scratch[f"weights_{product}"]
         return self.chain.product(
-            lambda n: exchanged.at[self.chain.rows, pl.ds(first * self.job.hidden + n * PART, PART)],
-            gates * self.job.hidden // PART,
-            lambda n: weights.at[:, pl.ds(n * PART, PART)].transpose((1, 0)),
+            lambda n: exchanged.at[self.chain.rows, pl.ds(first * self.job.hidden + n * part, part)],
+            gates * self.job.hidden // part,
+            lambda n: weights.at[:, pl.ds(n * part, part)].transpose((1, 0)),
             self.job.tile.units,
         )
 

@@ -19,7 +19,6 @@ from hotloop.layers.persistent_tiles import Tile
 
 plgpu: Any = mosaic_gpu  # its types change from version to version
 ROWS = 64  # of the matrix unit's left operand; a chain may have fewer, and the rest is never written out
-PART = 64  # columns of the state that are fetched at once: 128 bytes of 16-bit numbers, the widest swizzle
 SWIZZLES = (128, 64, 32)  # bytes
 
 
@@ -41,7 +40,7 @@ def exchange_scratch(tile: Tile, columns: int, dtype: DTypeLike) -> dict[str, An
     # Of slots of fewer rows than the matrix unit reads, each runs into the next, which does its own rows no harm.
     rows = tile.stages * tile.rows + ROWS - tile.rows
     scratch = {
-        "ring": shared(tile.chains, rows, PART, dtype=dtype),
+        "ring": shared(tile.chains, rows, tile.part, dtype=dtype),
         "ring_filled": plgpu.Barrier(num_barriers=tile.chains * tile.stages),
     }
     if tile.split > 1:
@@ -124,7 +123,7 @@ class Chain:
         exchange: int = 0,
         again: Sequence[tuple[Any, Any, Array]] = (),
     ) -> None:
-        """Write, the tiles of `again` to second places, and let the other blocks of this chain know when it is there."""
+        """Write, the tiles of `again` to second places, and tell the other blocks of this chain when it is there."""
         self.write(pairs)
         for shared_tile, target, _ in again:
             plgpu.copy_smem_to_gmem(self.own_rows(shared_tile), target)
@@ -140,17 +139,12 @@ class Chain:
             )
 
     def product(
-        self, part: Callable[[Any], Any], parts: int, weights: Callable[[Any], Any], columns: int
+        self, part: Callable[[Any], Any], parts: int, weights: Callable[[int], Any], columns: int
     ) -> Array:
-        """The sum over this block's share of the parts [rows, PART] of what was exchanged times weights [PART, columns],
-        of which it has no others."""
+        """The sum over this block's share of the parts [rows, part] of what was exchanged, times weights
+        [part, columns], of which it has no others."""
         stages, count = self.tile.stages, parts // self.tile.split
         filled = self._scratch["ring_filled"]
-        # Each block begins with another part: all that fetch the same lines at once would wait for each other.
-        begin = lax.rem(self.slice * max(1, count // self.slices), count)
-
-        def place(number: int) -> Any:
-            return lax.rem(begin + number, count)
 
         def slot(number: int) -> Any:
             return self._ring.at[pl.ds(number % stages * self.tile.rows, ROWS)]
@@ -159,14 +153,14 @@ class Chain:
             return filled.at[self.number * stages + number % stages]
 
         def fetch(number: int) -> None:
-            self.fetch(part(self.peer * count + place(number)), slot(number), barrier(number))
+            self.fetch(part(self.peer * count + number), slot(number), barrier(number))
 
         def accumulate(sums: Any) -> Any:
             for number in range(min(stages, count)):
                 fetch(number)
             for number in range(count):
                 plgpu.barrier_wait(barrier(number))
-                plgpu.wgmma(sums, slot(number), weights(place(number)))
+                plgpu.wgmma(sums, slot(number), weights(number))
                 # The slot before this one is free once its product is done, which this one's need not be.
                 if number > 0 and number - 1 + stages < count:
                     plgpu.wgmma_wait(1)

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
-from hotloop.layers.persistent_chain import PART, ROWS, Chain, exchange_scratch, launch, plgpu, shared
+from hotloop.layers.persistent_chain import ROWS, Chain, exchange_scratch, launch, plgpu, shared
 from hotloop.layers.persistent_tiles import Tile
 
 GATES = {"rnn": 1, "gru": 3, "gru_reset_after": 3, "lstm": 4}
@@ -173,12 +173,12 @@ class _Forward:
 
     def _sums(self, source: Any, gates: range) -> Array:
         """This block's share of the products of these gates' weights with what was exchanged."""
-        units, weights = self.job.tile.units, self.scratch["weights"]
+        units, part, weights = self.job.tile.units, self.job.tile.part, self.scratch["weights"]
         rows = pl.ds(gates.start * units, len(gates) * units)
         return self.chain.product(
-            lambda n: source.at[self.chain.rows, pl.ds(n * PART, PART)],
-            self.job.hidden // PART,
-            lambda n: weights.at[rows, pl.ds(n * PART, PART)].transpose((1, 0)),
+            lambda n: source.at[self.chain.rows, pl.ds(n * part, part)],
+            self.job.hidden // part,
+            lambda n: weights.at[rows, pl.ds(n * part, part)].transpose((1, 0)),
             len(gates) * units,
         )
 
