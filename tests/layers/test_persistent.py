@@ -16,7 +16,7 @@ T, B, H = 3, 16, 64
 CELLS = ["rnn", "gru", "gru_reset_after", "lstm"]
 SIZES = {"rnn": 1, "gru": 3, "gru_reset_after": 3, "lstm": 4}
 needs_mosaic = pytest.mark.skipif(
-    jax.__version_info__ < paths.CARD_JAX, reason="kernels are built with jax 0.11 or later"
+    jax.__version_info__ < paths.CARD_JAX, reason="kernels are built with jax 0.11.2 or later"
 )
 
 
@@ -180,6 +180,11 @@ def test_an_older_jax_keeps_the_plain_path_and_says_what_would_be_faster(monkeyp
     native.warn_once.cache_clear()
     assert is_plain(lowered(monkeypatch, Card()))
     assert "jax 0.11" in caplog.text
+
+
+def test_no_kernel_waits_for_its_blocks_where_xla_may_run_others_beside_it(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT")
+    assert is_plain(lowered(monkeypatch, Card()))
 
 
 def test_an_exported_program_has_the_plain_path(monkeypatch):

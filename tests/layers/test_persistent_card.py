@@ -10,7 +10,7 @@ from hotloop.layers import paths, persistent_tiles, recurrent
 pytestmark = pytest.mark.skipif(
     jax.__version_info__ < paths.CARD_JAX
     or not any(getattr(device, "compute_capability", None) == paths.CARD for device in jax.devices()),
-    reason="needs a card of NVIDIA's Hopper generation and jax 0.11",
+    reason="needs a card of NVIDIA's Hopper generation and jax 0.11.2",
 )
 T = 7
 SHAPES = [*persistent_tiles.INFER, ("rnn", 1024, 256), ("rnn", 64, 256)]

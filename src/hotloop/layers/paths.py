@@ -9,6 +9,7 @@ it was measured to be faster than the path that it would replace, and never in a
 it may have a `CardKernel`, taken for the shapes of that kernel's own table where all of its blocks fit on the card.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ NATIVE = "native"
 PERSISTENT = "persistent"
 CARD = "9.0"
 """The compute capability that card kernels are built for: their instructions are Hopper's alone."""
-CARD_JAX = (0, 11)
+CARD_JAX = (0, 11, 2)
 """The oldest jax with which they were tried."""
 
 
@@ -276,15 +277,21 @@ def does_card_hold(operation: Operation, settings: Any, arrays: Sequence[Any]) -
     card_kernel = operation.card_kernel
     blocks = None if card_kernel is None else card_kernel.blocks(*arrays, **dict(settings))
     cards = _local_cards()
-    if blocks is None or not cards:
+    if blocks is None or not cards or _may_overlap():
         return False
     fits = all(card.compute_capability == CARD and card.core_count >= blocks for card in cards)
     if fits and jax.__version_info__ < CARD_JAX:
         native.warn_once(
-            "recurrent layers of this program would be faster on this card with jax 0.11 or later"
+            "recurrent layers of this program would be faster on this card with jax 0.11.2 or later"
         )
         return False
     return fits
+
+
+def _may_overlap() -> bool:
+    """Whether XLA was told to run independent kernels side by side: two of those whose blocks wait for each other could
+    keep one another from ever finding room."""
+    return "CONCURRENT" in os.environ.get("XLA_FLAGS", "")
 
 
 def _local_cards() -> list[Any]:
