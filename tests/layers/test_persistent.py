@@ -221,6 +221,11 @@ def test_every_tile_divides_its_shape_and_its_blocks_fit_on_an_h200(table):
         assert cell in SIZES
 
 
+def test_rnns_without_exchange_have_whole_warpgroups_and_blocks():
+    for batch, hidden in persistent_tiles.ALONE:
+        assert batch % persistent_tiles.ROWS_ALONE == hidden % 64 == 0
+
+
 @needs_mosaic
 @pytest.mark.slow
 @pytest.mark.parametrize("key", persistent_tiles.INFER, ids=str)

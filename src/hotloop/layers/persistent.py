@@ -161,7 +161,7 @@ def _blocks(table: dict[Any, Tile], cell: str, x: Any, kernel: Any) -> int | Non
 
 def is_alone(cell: str, batch: int, hidden: int) -> bool:
     """Whether the kernel is taken whose blocks do not wait for each other."""
-    return cell == "rnn" and hidden in persistent_tiles.ALONE and batch % persistent_tiles.ROWS_ALONE == 0
+    return cell == "rnn" and (batch, hidden) in persistent_tiles.ALONE
 
 
 INFER = CardKernel(infer, _forward_blocks(persistent_tiles.INFER))

@@ -37,8 +37,8 @@ class Tile(NamedTuple):
         return groups * slices * self.split
 
 
-ALONE = (256,)
-"""Hidden sizes of the tanh RNN whose whole matrix a block keeps."""
+ALONE = ((1024, 256),)
+"""Batch and hidden size of the tanh RNNs whose whole matrix a block keeps."""
 ROWS_ALONE = 8
 """Rows of such a block: the matrix unit's fewest columns, which spreads a batch of 1,024 over 128 multiprocessors."""
 
