@@ -234,8 +234,8 @@ def test_every_tile_of_the_table_is_lowered_within_a_cards_shared_memory(monkeyp
     monkeypatch.setattr(paths, "_local_cards", lambda: [Card()])
     jax.clear_caches()
     init, layer = getattr(recurrent, f"init_{cell}"), getattr(recurrent, cell)
-    params = jax.eval_shape(lambda: init(jax.random.key(0), 64, hidden, jnp.bfloat16))
-    x = jax.ShapeDtypeStruct((6, batch, 64), jnp.bfloat16)
+    params = jax.eval_shape(lambda: init(jax.random.key(0), 64, hidden, jnp.float16))
+    x = jax.ShapeDtypeStruct((6, batch, 64), jnp.float16)
 
     def train(params, x):
         return jax.grad(lambda params: layer(params, x)[0].astype(jnp.float32).sum())(params)
