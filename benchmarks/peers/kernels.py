@@ -1,7 +1,7 @@
 """Our kernels against torch, interleaved in one run: python benchmarks/peers/kernels.py [--quick] [--save FILE].
 
 Ours is the program that `hotloop kernel` times: many iterations in one compiled call, checked against float64 first.
-Torch is a loop of calls (kernels_torch.py; on a GPU, inference replays a CUDA graph of cuDNN's kernels, which is the
+Torch is a loop of calls (kernels_torch.py; on a GPU, of CUDA graphs of cuDNN's kernels, in training too, which is the
 strongest form it has). Both sides run in turn for several rounds, fewer where a layer is so large that they would take
 longer than --limit; a round's ratio is torch's time over ours, so more is better for us. The table gives the median
 and the range of the rounds' ratios beside the floor that we hold ourselves to; a missed floor is said and gives exit
@@ -93,11 +93,11 @@ def wide_recurrent(batch: int, timesteps: int, hidden: int) -> list[Case]:
     ]
 
 
-GPU_SHAPES = ((1, 5, 128), (64, 25, 512), (256, 25, 1024), (128, 50, 1536), (1024, 150, 256))
+GPU_SHAPES = ((1, 5, 128), (64, 25, 512), (256, 25, 1024), (128, 50, 1536), (1024, 150, 256), (128, 50, 512))
 
 
 def gpu_cases() -> list[Case]:
-    """The recurrent grid in float16: inference has floors against CUDA graphs, the rest is recorded."""
+    """The recurrent grid in 16 bits: inference has floors against CUDA graphs, the rest is recorded."""
     cases = []
     for batch, timesteps, hidden in GPU_SHAPES:
         shape = {"batch_size": batch, "timesteps": timesteps, "hidden_size": hidden}
@@ -107,7 +107,7 @@ def gpu_cases() -> list[Case]:
         cases += [
             *both_modes(f"lstm {name}", configs.Lstm(**shape, fused=True), floor, None),
             *both_modes(f"gru {name}, reset after", replace(gru, reset_after=True), floor, None),
-            Case(f"gru {name}, reset before", gru, None),
+            *both_modes(f"gru {name}, reset before", gru, None, None),
             *both_modes(f"rnn {name}", configs.Rnn(**shape), None, None),
         ]
     return [
@@ -196,9 +196,9 @@ def of_length(trial: LayerBenchmark, target: float) -> LayerBenchmark:
 
 def compare(case: Case, device: jax.Device, options: argparse.Namespace) -> dict[str, object]:
     """Both sides in turn, so that a busy moment of the machine meets both."""
-    job = make_job(replace(case.config, batches_per_step=2 * FEWEST), device)
+    job = make_job(replace(case.config, batches_per_step=2 * FEWEST, dtype=options.dtype), device)
     if job.kernel.cost(1).flops > LARGE:
-        job = replace(job, config=replace(case.config, batches_per_step=FEWEST))
+        job = replace(job, config=replace(job.config, batches_per_step=FEWEST))
     trial, dtype = prepare(job), job.dtype
     checked = check(trial)
     model, torch_run = torch_iterations(job.config, dtype, "cuda" if device.platform == "gpu" else "cpu")
@@ -244,6 +244,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         "--quick", action="store_true", help="three short rounds: a smoke test, not a measurement"
     )
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float16", "bfloat16", "float32"),
+        default="auto",
+        help="number type of both sides; auto: float16 on a GPU, float32 on a CPU",
+    )
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side")
     parser.add_argument("--seconds", type=float, default=TARGET_SECONDS, help="length of a turn")
     parser.add_argument(

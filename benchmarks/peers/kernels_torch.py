@@ -1,8 +1,8 @@
 """The same layers in plain torch, and its loops: what benchmarks/peers/kernels.py runs against ours.
 
 Eager calls in torch's best plain form: inference mode, its own number of threads, images channels last (faster than
-channels first in every case on the CPU), the optimiser fused where that is faster; on a GPU inference replays a CUDA
-graph. It must not know jax.
+channels first in every case on the CPU), the optimiser fused where that is faster; on a GPU both inference and whole
+updates are replayed as CUDA graphs. It must not know jax.
 """
 
 from collections.abc import Callable
@@ -110,20 +110,25 @@ def _training(config, model, x, shape, device) -> Callable[[], object]:
         loss(model(x)).backward()
         optimiser.step()
 
-    return update
+    return update if device == "cpu" else _as_graph(update)
 
 
 def _inference(model, x, device) -> Callable[[], object]:
     if device == "cpu":
         return lambda: model(x)
     with torch.inference_mode():
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                model(x)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            model(x)
+        return _as_graph(lambda: model(x))
+
+
+def _as_graph(one: Callable[[], object]) -> Callable[[], object]:
+    """Run a few times on a stream of its own, as the capture asks for, then captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            one()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        one()
     return graph.replay

@@ -5,9 +5,11 @@ choice is made at lowering (`lax.platform_dependent`), so that one traced progra
 compiled for. A later path (another library's kernels, say) is registered from its own file and no caller changes.
 
 On the CPU an operation may have a `Rival` besides, a kernel of `hotloop-native`: it is taken for the shapes for which
-it was measured to be faster than the path that it would replace, and never in an exported program.
+it was measured to be faster than the path that it would replace, and never in an exported program. On an NVIDIA card
+it may have a `CardKernel`, taken for the shapes of that kernel's own table where all of its blocks fit on the card.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,11 @@ Implementation = Callable[..., Any]
 # Part of jit's cache key, so that a forced path is traced anew.
 _FORCED: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 NATIVE = "native"
+PERSISTENT = "persistent"
+CARD = "9.0"
+"""The compute capability that card kernels are built for: their instructions are Hopper's alone."""
+CARD_JAX = (0, 11, 2)
+"""The oldest jax with which they were tried."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,17 @@ class Rival:
         return all(array.dtype == jnp.float32 and 0 not in array.shape for array in arrays)
 
 
+@dataclass(frozen=True)
+class CardKernel:
+    """A kernel for NVIDIA's Hopper cards whose blocks wait for each other."""
+
+    implementation: Implementation
+    """Called like the operation's other paths."""
+    blocks: Implementation
+    """Called like the implementation: how many blocks must be on the card together; None where it is not for these
+    arrays."""
+
+
 class Operation:
     """One operation and its paths; called like its default, arrays in place and static settings by keyword.
 
@@ -59,13 +77,20 @@ class Operation:
     """
 
     def __init__(
-        self, default: Implementation, rival: Rival | None = None, **platforms: tuple[str, Implementation]
+        self,
+        default: Implementation,
+        rival: Rival | None = None,
+        card_kernel: CardKernel | None = None,
+        **platforms: tuple[str, Implementation],
     ):
         self._paths: dict[str, Implementation] = {"default": default, **dict(platforms.values())}
         self._by_platform = {platform: path for platform, (path, _) in platforms.items()}
         self.rival = rival
         if rival is not None:
             self._paths[NATIVE] = rival.implementation
+        self.card_kernel = card_kernel
+        if card_kernel is not None:
+            self._paths[PERSISTENT] = card_kernel.implementation
 
     def register(self, path: str, platform: str | None, implementation: Implementation) -> None:
         """Make `implementation` the path for `platform` (cpu, cuda, rocm, tpu); the latest registered wins. With None
@@ -87,8 +112,10 @@ class Operation:
         if forced_path in self._paths:
             return self.bind(forced_path, settings)(*arrays)
         chosen = {platform: self.bind(path, settings) for platform, path in self._by_platform.items()}
+        if self.may_be_persistent(*arrays, **settings):
+            chosen["cuda"] = partial(_call_faster, self, "cuda", settings)
         if self.may_be_native(*arrays):
-            chosen["cpu"] = partial(_call_faster, self, settings)
+            chosen["cpu"] = partial(_call_faster, self, "cpu", settings)
         elif self._is_missed(arrays, settings):
             _name_package()
         if not chosen:
@@ -101,6 +128,12 @@ class Operation:
             return bool(_FORCED.value == NATIVE)
         return self._is_for(arrays) and self.rival is not None and native.has_target(self.rival.target)
 
+    def may_be_persistent(self, *arrays: Any, **settings: Any) -> bool:
+        """Whether a call with these arrays would take the card kernel, or have it among its paths."""
+        if _FORCED.value in self._paths:
+            return bool(_FORCED.value == PERSISTENT)
+        return self.card_kernel is not None and self.card_kernel.blocks(*arrays, **settings) is not None
+
     def _is_missed(self, arrays: tuple[Any, ...], settings: dict[str, Any]) -> bool:
         """Whether it is felt that the package is not there."""
         return self.rival is not None and self._is_for(arrays) and self.rival.is_slow(*arrays, **settings)
@@ -108,9 +141,8 @@ class Operation:
     def _is_for(self, arrays: tuple[Any, ...]) -> bool:
         return self.rival is not None and native.is_wanted() and self.rival.suits(arrays)
 
-    @property
-    def path_on_cpu(self) -> str:
-        return self._by_platform.get("cpu", "default")
+    def path_on(self, platform: str) -> str:
+        return self._by_platform.get(platform, "default")
 
 
 @contextmanager
@@ -129,14 +161,14 @@ def materialise(arrays: Any) -> Any:
 materialise_on_cpu = Operation(lambda arrays: arrays, cpu=("barrier", materialise))
 
 
-# The choice between an operation's own path and its rival is a primitive, because only its lowering knows whether the
+# The choice between an operation's own path and a faster one is a primitive, as only its lowering knows whether the
 # program is for this machine or for export. Whatever else is done with it is done with the operation's own path.
 _faster: Any = Primitive("faster_path")
 _faster.multiple_results = True
 
 
-def _call_faster(operation: Operation, settings: dict[str, Any], *arrays: Any) -> Any:
-    path = operation.path_on_cpu
+def _call_faster(operation: Operation, platform: str, settings: dict[str, Any], *arrays: Any) -> Any:
+    path = operation.path_on(platform)
     structure = jax.tree.structure(jax.eval_shape(operation.bind(path, settings), *arrays))
     frozen = tuple(sorted(settings.items()))
     return jax.tree.unflatten(
@@ -163,7 +195,8 @@ def _differentiate(primals: Any, tangents: Any, **choice: Any) -> Any:
 
 def _map_rows(arrays: Any, axes: Any, **choice: Any) -> Any:
     """One call for the rows of all where they have nothing to do with each other, else the operation's own path."""
-    stacked = choice["operation"].rival.stacked
+    rival = choice["operation"].rival
+    stacked = () if rival is None else rival.stacked
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
     if any(axis is not None and i not in stacked for i, axis in enumerate(axes)):
         found = jax.vmap(_leaves_of(**choice), tuple(axes))(*arrays)
@@ -181,10 +214,18 @@ def _map_rows(arrays: Any, axes: Any, **choice: Any) -> Any:
 def _lower(
     context: mlir.LoweringRuleContext, *values: Any, operation: Operation, path: str, settings: Any
 ) -> Any:
+    faster = _find_faster(context, operation, path, settings)
+    return mlir.lower_fun(_leaves_of(operation, faster, settings), multiple_results=True)(context, *values)
+
+
+def _find_faster(context: mlir.LoweringRuleContext, operation: Operation, path: str, settings: Any) -> str:
+    """The path to take on the platform that the program is lowered for."""
     arrays: Any = context.avals_in
-    rival_wins = _is_for_this_cpu(context) and is_rival_faster(operation, path, settings, arrays)
-    leaves = _leaves_of(operation, NATIVE if rival_wins else path, settings)
-    return mlir.lower_fun(leaves, multiple_results=True)(context, *values)
+    if _is_for_this(context, "cpu") and is_rival_faster(operation, path, settings, arrays):
+        return NATIVE
+    if _is_for_this(context, "cuda") and does_card_hold(operation, settings, arrays):
+        return PERSISTENT
+    return path
 
 
 _faster.def_impl(_run)
@@ -194,14 +235,14 @@ batching.primitive_batchers[_faster] = _map_rows
 mlir.register_lowering(_faster, _lower)
 
 
-def _is_for_this_cpu(context: mlir.LoweringRuleContext) -> bool:
-    """Whether the program is compiled here and now, for one CPU device or for each device's own part.
+def _is_for_this(context: mlir.LoweringRuleContext, platform: str) -> bool:
+    """Whether the program is compiled here and now, for one device of the platform or for each device's own part.
 
     A call of another library is a stranger to XLA's partitioner: given arrays that are spread over devices it would
     have all of them gathered, and computed, on each.
     """
     module = context.module_context
-    if tuple(module.platforms) != ("cpu",) or module.lowering_parameters.for_export or rehearsal.is_on():
+    if tuple(module.platforms) != (platform,) or module.lowering_parameters.for_export or rehearsal.is_on():
         return False
     devices: Any = module.axis_context
     if mesh := getattr(devices, "mesh", None):
@@ -228,6 +269,37 @@ def is_rival_faster(operation: Operation, path: str, settings: Any, arrays: Sequ
         return kernel_table.time_both(alone(path), alone(NATIVE), arrays, rival.margin)
 
     return table.find_times(key.replace(", ", ","), measure).is_native_faster
+
+
+def does_card_hold(operation: Operation, settings: Any, arrays: Sequence[Any]) -> bool:
+    """Whether the card kernel runs on this card, all of its blocks at once: one that waits for a block which has no
+    room would wait for ever."""
+    card_kernel = operation.card_kernel
+    blocks = None if card_kernel is None else card_kernel.blocks(*arrays, **dict(settings))
+    cards = _local_cards()
+    if blocks is None or not cards or _may_overlap():
+        return False
+    fits = all(card.compute_capability == CARD and card.core_count >= blocks for card in cards)
+    if fits and jax.__version_info__ < CARD_JAX:
+        native.warn_once(
+            "recurrent layers of this program would be faster on this card with jax 0.11.2 or later"
+        )
+        return False
+    return fits
+
+
+def _may_overlap() -> bool:
+    """Whether XLA was told to run independent kernels side by side: two of those whose blocks wait for each other could
+    keep one another from ever finding room."""
+    return "CONCURRENT" in os.environ.get("XLA_FLAGS", "")
+
+
+def _local_cards() -> list[Any]:
+    """None where a program for a card is lowered on a machine without one."""
+    try:
+        return list(jax.local_devices(backend="cuda"))
+    except RuntimeError:
+        return []
 
 
 def _name_package() -> None:

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.nn import sigmoid
 
-from hotloop.layers import native_recurrent
+from hotloop.layers import native_recurrent, persistent
 from hotloop.layers.dense import (
     TransposedProduct,
     input_gradient,
@@ -27,7 +27,7 @@ from hotloop.layers.dense import (
     product,
     wide,
 )
-from hotloop.layers.paths import Operation, Rival, materialise_on_cpu
+from hotloop.layers.paths import CardKernel, Operation, Rival, materialise_on_cpu
 
 SHORT = 8
 
@@ -75,8 +75,10 @@ class Inputs(NamedTuple):
 
 def recur_inputs(cell: Cell, inputs: Inputs, recurrent: Any, state: State | None) -> tuple[Array, State]:
     """`recur` for these inputs' sums. `hotloop-native` makes them itself, of a few steps at a time: those of all steps
-    at once would leave the cache before they are read."""
-    if _infer_inputs.may_be_native(*jax.tree.leaves((inputs, recurrent, state))):
+    at once would leave the cache before they are read. So do the kernels for a GPU."""
+    arrays, form = jax.tree.flatten((inputs, recurrent, state))
+    takes_inputs = _infer_inputs.may_be_persistent(*arrays, form=form, cell=cell.name)
+    if takes_inputs or _infer_inputs.may_be_native(*arrays):
         outputs, last = _recur_inputs(cell, inputs, recurrent, state)
         return outputs, last
     outputs, last = recur(cell, input_sums(inputs), recurrent, state)
@@ -138,12 +140,17 @@ def _remember_inputs(cell: Cell, *operands: Any) -> tuple[tuple[Array, State], A
 
 def _backward_inputs(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Inputs, Any, State | None]:
     inputs, recurrent, state, states, sums = saved
-    d_outputs, d_last = _exact(gradients, sums.dtype)
+    d_outputs, d_last = _exact(gradients, wide(sums.dtype))
     dz, d_kernel, d_bias, d_recurrent, d_state = _call(
         _run_inputs_back, (d_outputs, inputs.x_TBI, recurrent, state, states, sums, d_last), cell
     )
-    d_biases = (d_bias,) * len(inputs.biases)
-    return Inputs(input_gradient(dz, inputs.kernel), d_kernel, d_biases), d_recurrent, d_state
+    x, kernel, biases = inputs
+    d_inputs = Inputs(
+        input_gradient(dz, kernel).astype(x.dtype),
+        d_kernel.astype(kernel.dtype),
+        tuple(d_bias.astype(bias.dtype) for bias in biases),
+    )
+    return d_inputs, d_recurrent, d_state
 
 
 _recur_inputs.defvjp(_remember_inputs, _backward_inputs, symbolic_zeros=True)
@@ -247,16 +254,19 @@ def _inputs_backward_loop(*arrays: Array, form: Any, cell: str, platform: str) -
     return dz, kernel_gradient(x, dz), dz.sum((0, 1)), d_recurrent, d_state
 
 
-def _operation(loop: Callable[..., Any], rival: Rival | None = None) -> Operation:
-    return Operation(partial(loop, platform="gpu"), rival, cpu=("cpu loop", partial(loop, platform="cpu")))
+def _operation(
+    loop: Callable[..., Any], rival: Rival | None = None, card_kernel: CardKernel | None = None
+) -> Operation:
+    cpu = ("cpu loop", partial(loop, platform="cpu"))
+    return Operation(partial(loop, platform="gpu"), rival, card_kernel, cpu=cpu)
 
 
 _infer = _operation(_infer_loop)
 _run = _operation(_forward_loop)
 _run_back = _operation(_backward_loop)
-_infer_inputs = _operation(_after_input_sums(_infer_loop), native_recurrent.INFER)
-_run_inputs = _operation(_after_input_sums(_forward_loop), native_recurrent.FORWARD)
-_run_inputs_back = _operation(_inputs_backward_loop, native_recurrent.BACKWARD)
+_infer_inputs = _operation(_after_input_sums(_infer_loop), native_recurrent.INFER, persistent.INFER)
+_run_inputs = _operation(_after_input_sums(_forward_loop), native_recurrent.FORWARD, persistent.FORWARD)
+_run_inputs_back = _operation(_inputs_backward_loop, native_recurrent.BACKWARD, persistent.BACKWARD)
 
 
 def _plus(z: Array, h: Array, kernel: Array | None) -> Array:
