@@ -133,6 +133,11 @@ def test_the_rnn_without_exchange_gives_the_outputs_and_gradients_of_float64():
     assert differ(found["dz"], dz) < 1e-2
 
 
+@pytest.fixture(autouse=True)
+def asked_for(monkeypatch):
+    monkeypatch.setenv(paths.CARD_SWITCH, "1")
+
+
 class Card:
     def __init__(self, capability=paths.CARD, multiprocessors=132):
         self.compute_capability, self.core_count = capability, multiprocessors
@@ -149,6 +154,56 @@ def lowered(monkeypatch, card, batch=64, hidden=512, dtype=jnp.float16, timestep
 
 def is_plain(text):
     return "stablehlo.while" in text and "mosaic" not in text
+
+
+def holds(monkeypatch, card, cell="lstm", **types):
+    """Whether the kernel would be taken for a shape of the table, whatever jax this is; of arrays with these types."""
+    monkeypatch.setattr(paths, "CARD_JAX", (0, 0))
+    monkeypatch.setattr(paths, "_local_cards", lambda: [card])
+    shapes = {"x": (25, 64, 32), "kernel": (32, 2048), "bias": (2048,), "recurrent": (512, 2048)}
+    arrays = {
+        name: jax.ShapeDtypeStruct(shape, types.get(name, jnp.float16)) for name, shape in shapes.items()
+    }
+    inputs = recurrence.Inputs(arrays["x"], arrays["kernel"], (arrays["bias"],))
+    leaves, form = jax.tree.flatten((inputs, arrays["recurrent"], None))
+    return paths.does_card_hold(recurrence._infer_inputs, {"form": form, "cell": cell}, leaves)
+
+
+def test_a_kernel_is_taken_where_its_blocks_fit_nothing_runs_beside_it_and_it_is_asked_for(monkeypatch):
+    assert holds(monkeypatch, Card())
+    assert not holds(monkeypatch, Card(multiprocessors=127))
+    assert not holds(monkeypatch, Card(capability="8.0"))
+    for flags in ("--xla_gpu_graph_enable_concurrent_region=true", "/etc/flags", "--a=CONCURRENT"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        assert not holds(monkeypatch, Card())
+    monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.delenv(paths.CARD_SWITCH)
+    assert not holds(monkeypatch, Card())
+
+
+@pytest.mark.parametrize("wide", ["x", "kernel", "bias", "recurrent"])
+def test_arrays_of_several_types_keep_the_plain_path(monkeypatch, wide):
+    assert not holds(monkeypatch, Card(), **{wide: jnp.float32})
+
+
+def test_beside_other_devices_the_plain_path_is_kept(monkeypatch):
+    monkeypatch.setattr(paths, "CARD_JAX", (0, 0))
+    seen = []
+    monkeypatch.setattr(paths, "does_card_hold", lambda *choice: seen.append(1))
+    params = jax.eval_shape(lambda: recurrent.init_lstm(jax.random.key(0), 32, 512, jnp.float16))
+    for count in (1, 2):
+        mesh = jax.sharding.AbstractMesh((count,), ("rows",), (jax.sharding.AxisType.Auto,))
+        rows = jax.sharding.PartitionSpec(None, "rows")
+        mapped = jax.shard_map(
+            lambda params, x: recurrent.lstm(params, x)[0],
+            mesh=mesh,
+            in_specs=(None, rows),
+            out_specs=rows,
+            check_vma=False,
+        )
+        x = jax.ShapeDtypeStruct((25, 64 * count, 32), jnp.float16)
+        jax.jit(mapped).trace(params, x).lower(lowering_platforms=("cuda",))
+        assert seen == [1]
 
 
 @needs_mosaic

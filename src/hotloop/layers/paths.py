@@ -33,6 +33,8 @@ NATIVE = "native"
 PERSISTENT = "persistent"
 CARD = "9.0"
 """The compute capability that card kernels are built for: their instructions are Hopper's alone."""
+CARD_SWITCH = "HOTLOOP_PERSISTENT"
+"""Set to 1 it asks for card kernels, which are not the default until every shape has been seen right on a card."""
 CARD_JAX = (0, 11, 2)
 """The oldest jax with which they were tried."""
 
@@ -132,7 +134,9 @@ class Operation:
         """Whether a call with these arrays would take the card kernel, or have it among its paths."""
         if _FORCED.value in self._paths:
             return bool(_FORCED.value == PERSISTENT)
-        return self.card_kernel is not None and self.card_kernel.blocks(*arrays, **settings) is not None
+        if self.card_kernel is None or not _are_card_kernels_wanted():
+            return False
+        return self.card_kernel.blocks(*arrays, **settings) is not None
 
     def _is_missed(self, arrays: tuple[Any, ...], settings: dict[str, Any]) -> bool:
         """Whether it is felt that the package is not there."""
@@ -246,7 +250,9 @@ def _is_for_this(context: mlir.LoweringRuleContext, platform: str) -> bool:
         return False
     devices: Any = module.axis_context
     if mesh := getattr(devices, "mesh", None):
-        return set(mesh.axis_names) == set(devices.manual_axes)
+        # Collectives, too, are kernels whose blocks wait: beside one a card kernel might never find room.
+        alone = platform == "cpu" or mesh.size == 1
+        return alone and set(mesh.axis_names) == set(devices.manual_axes)
     return getattr(devices, "num_devices", None) == 1
 
 
@@ -275,8 +281,9 @@ def does_card_hold(operation: Operation, settings: Any, arrays: Sequence[Any]) -
     """Whether the card kernel runs on this card, all of its blocks at once: one that waits for a block which has no
     room would wait for ever."""
     card_kernel = operation.card_kernel
-    blocks = None if card_kernel is None else card_kernel.blocks(*arrays, **dict(settings))
-    cards = _local_cards()
+    if card_kernel is None or not _are_card_kernels_wanted():
+        return False
+    blocks, cards = card_kernel.blocks(*arrays, **dict(settings)), _local_cards()
     if blocks is None or not cards or _may_overlap():
         return False
     fits = all(card.compute_capability == CARD and card.core_count >= blocks for card in cards)
@@ -288,10 +295,15 @@ def does_card_hold(operation: Operation, settings: Any, arrays: Sequence[Any]) -
     return fits
 
 
+def _are_card_kernels_wanted() -> bool:
+    return os.environ.get(CARD_SWITCH) == "1"
+
+
 def _may_overlap() -> bool:
-    """Whether XLA was told to run independent kernels side by side: two of those whose blocks wait for each other could
-    keep one another from ever finding room."""
-    return "CONCURRENT" in os.environ.get("XLA_FLAGS", "")
+    """Whether XLA was told to run independent kernels side by side, or may have been by a file: two of those whose
+    blocks wait for each other could keep one another from ever finding room."""
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    return "concurrent" in flags.lower() or (bool(flags) and not flags.startswith("-"))
 
 
 def _local_cards() -> list[Any]:

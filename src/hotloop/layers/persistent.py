@@ -138,15 +138,21 @@ def _forward_blocks(table: dict[Any, Tile]) -> Any:
     def count(*arrays: Any, form: Any, cell: str) -> int | None:
         inputs, recurrent, _ = jax.tree.unflatten(form, arrays)
         kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
-        return _blocks(table, cell, inputs.x_TBI, kernel)
+        return _blocks(table, cell, inputs.x_TBI, kernel) if _has_one_type(arrays) else None
 
     return count
 
 
 def _backward_blocks(*arrays: Any, form: Any, cell: str) -> int | None:
-    _, x, recurrent, *_ = jax.tree.unflatten(form, arrays)
+    _, x, recurrent, state, states, sums, _ = jax.tree.unflatten(form, arrays)
     kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
-    return _blocks(persistent_tiles.BACKWARD, cell, x, kernel)
+    is_for = _has_one_type(jax.tree.leaves((x, recurrent, state, states[0], sums)))
+    return _blocks(persistent_tiles.BACKWARD, cell, x, kernel) if is_for else None
+
+
+def _has_one_type(arrays: Any) -> bool:
+    """Whether nothing has to be widened, as a float32 bias beside weights of 16 bits would be."""
+    return len({array.dtype for array in arrays}) == 1
 
 
 def _blocks(table: dict[Any, Tile], cell: str, x: Any, kernel: Any) -> int | None:
