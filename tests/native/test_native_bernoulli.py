@@ -103,6 +103,38 @@ def test_the_sampler_asks_for_it_and_rows_mapped_over_are_one_call(monkeypatch):
         np.testing.assert_allclose(np.reshape(ours, theirs.shape), theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("images", "z"),
+    [((784,), (10,)), ((1, 784), (3, 10)), ((2, 3, 784), (2, 3, 10)), ((0, 784), (0, 10))],
+    ids=["one row", "one image for all", "rows of rows", "no rows"],
+)
+def test_what_is_no_rows_that_belong_together_is_computed_all_the_same(monkeypatch, images, z):
+    monkeypatch.setattr(paths, "is_rival_faster", lambda *choice: True)
+    decoder = networks.init(jax.random.key(0), 10, (40,))["decoder"]
+    images, z = map(jnp.asarray, draw(3, images, z))
+    both = []
+    for wanted in (True, False):
+        with native.use_native(wanted):
+            both.append(jax.jit(networks.value_and_gradient(decoder, images))(z))
+    for ours, plain in zip(*both, strict=True):
+        assert ours.shape == plain.shape
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [4, 0])
+def test_single_rows_are_mapped_over_as_without_the_package(count):
+    decoder = networks.init(jax.random.key(0), 10, (40,))["decoder"]
+    images, z = map(jnp.asarray, draw(3, (count, 784), (count, 10)))
+    with native.use_native(True):
+        value, gradient = jax.vmap(lambda image, z: networks.value_and_gradient(decoder, image)(z))(images, z)
+    assert (value.shape, gradient.shape) == ((count,), (count, 10))
+    with native.use_native(True):
+        value, gradient = jax.vmap(
+            lambda image, z: networks.value_and_gradient(decoder, image[None])(z[None])
+        )(images, z)
+    assert (value.shape, gradient.shape) == ((count, 1), (count, 1, 10))
+
+
 WRONG = {
     "images of another width": lambda arrays: arrays[0][:, 1:],
     "fewer images": lambda arrays: arrays[0][1:],

@@ -22,8 +22,10 @@ CONVOLUTIONS = (
     {"channels": 16, "filters": 16, "size": 3, "stride": 2, "groups": 1},
     {"channels": 64, "filters": 64, "size": 3, "stride": 1, "groups": 64},
     {"channels": 32, "filters": 32, "size": 1, "stride": 1, "groups": 4},
+    {"channels": 32, "filters": 32, "size": 3, "stride": 1, "groups": 8},
+    {"channels": 32, "filters": 32, "size": 3, "stride": 2, "groups": 16},
 )
-"""Small ones that oneDNN has different kernels for."""
+"""Small ones that there are different kernels for, oneDNN's and for groups of 2 and 4 channels our own."""
 
 
 def try_out() -> None:
@@ -31,8 +33,10 @@ def try_out() -> None:
     for kind in CONVOLUTIONS:
         _try_convolution(**kind)
     _try_endings()
-    _try_network()
-    _try_tied_layers()
+    if native.has_target("hotloop_bernoulli_gradient"):  # an older package has neither
+        _try_network()
+    if native.has_target("hotloop_tied_forward"):
+        _try_tied_layers()
     for cell in CELLS:
         layer, init = getattr(recurrent, cell), getattr(recurrent, f"init_{cell}")
         params, x = init(jax.random.key(0), 24, 40), _noise(5, 3, 24)
@@ -100,9 +104,11 @@ def _compare_with_gradients(name: str, layer: Callable[..., Array], *arguments: 
 def _compare(name: str, function: Callable[..., Any], *arguments: Any) -> None:
     """What the native kernels give and what the layer's own path does."""
     with force_path(NATIVE):
-        found = jax.jit(function)(*arguments)
+        found = jax.jit(partial(function))(
+            *arguments
+        )  # a new function: one that jit knows would not be traced again
     with native.use_native(False):
-        expected = jax.jit(function)(*arguments)
+        expected = jax.jit(partial(function))(*arguments)
     _check(name, found, expected)
 
 

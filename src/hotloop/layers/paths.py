@@ -202,7 +202,7 @@ def _map_rows(arrays: Any, axes: Any, **choice: Any) -> Any:
     rival = choice["operation"].rival
     stacked = () if rival is None else rival.stacked
     size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
-    if any(axis is not None and i not in stacked for i, axis in enumerate(axes)):
+    if size == 0 or any(axis is not None and i not in stacked for i, axis in enumerate(axes)):
         found = jax.vmap(_leaves_of(**choice), tuple(axes))(*arrays)
         return found, [0] * len(found)
 

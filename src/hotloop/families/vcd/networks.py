@@ -107,7 +107,10 @@ def value_and_gradient(decoder: Network, images: Array) -> ValueAndGradient:
     layers = [array for layer in decoder for array in (layer["w"], layer["b"], layer["w"].T)]
 
     def at(z: Array) -> tuple[Array, Array]:
-        value, gradient = likelihood_and_gradient(images, z, *layers)
+        # Rows that belong together may be taken by another kernel; what broadcasts, or is one row, is plain.
+        are_rows = images.ndim == z.ndim == 2 and len(images) == len(z)
+        evaluate = likelihood_and_gradient if are_rows else _likelihood_and_gradient
+        value, gradient = evaluate(images, z, *layers)
         return value + log_prior(z), gradient - z
 
     return at

@@ -236,3 +236,10 @@ def test_words_are_cut_into_the_same_bytes_on_every_path_a_first_word_of_zero_am
         with force_path(path):
             found = jax.jit(network.cut_words)(words)
         np.testing.assert_array_equal(found, words.view(np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
+@pytest.mark.parametrize("path", network.cut_words.paths)
+def test_no_words_are_no_bytes_on_every_path(path, shape):
+    with force_path(path):
+        assert jax.jit(network.cut_words)(jnp.zeros(shape, jnp.uint32)).shape == (shape[0], 4 * shape[1])

@@ -32,13 +32,15 @@ def random_bytes(keys: Array, sizes: Sequence[int]) -> list[Array]:
 
 
 def _cut(words: Array) -> Array:
-    return lax.bitcast_convert_type(words, jnp.uint8).reshape(len(words), -1)
+    return lax.bitcast_convert_type(words, jnp.uint8).reshape(len(words), 4 * words.shape[1])
 
 
 def _cut_once(words: Array) -> Array:
     """Bytes that are written out: XLA:CPU would cut words in every fusion that reads a byte, number by number, and
     heeds no barrier. A loop has its result in memory; it makes one turn, or by a chance of 2^-32, which the compiler
     cannot rule out, the same one twice."""
+    if words.size == 0:
+        return _cut(words)
     turns = 1 + (words[0, 0] == 0).astype(jnp.int32)
     bytes_of_words: Array = lax.fori_loop(0, turns, lambda _, old: _cut(words), jnp.zeros_like(_cut(words)))
     return bytes_of_words
