@@ -9,6 +9,7 @@ namespace hotloop {
 namespace HOTLOOP_ISA {
 
 constexpr int64_t MOST_ROWS = 256;
+constexpr int64_t TILE_FLOATS = 128 * 1024;  // of input products, half a megabyte
 constexpr int64_t PACKED_ROWS = 96 * 1024;  // floats, three eighths of a megabyte: of the second-level cache
 
 inline int64_t rows_at_once(int64_t terms) {
@@ -40,51 +41,54 @@ inline void over_units(Sizes s, int64_t step, Range rows, int64_t panel, Body bo
 // --- forward ---
 
 // The input products of a few steps for some rows and panels, in tiles which the recurrent products are then added to.
-// So many steps that each pass over the input weights serves many rows; so few that they stay in the cache.
+// So many steps that each pass over the input weights serves many rows; so few that they stay in the cache. Where there are
+// rows enough for one step at a time, each panel's input products are made just before its recurrent ones, and all panels
+// have the same tile, which stays in the cache: those of all panels would be written to memory and fetched again.
 struct InputTiles {
   float* data;
   int64_t gates, steps;
   Range rows, panels;
 
+  bool is_one_panel() const { return steps == 1; }
+
   InputTiles(Sizes s, Range rows, Range panels, float* data)
       : data(data), gates(gates_of(s.cell)), rows(rows), panels(panels) {
-    steps = smaller(s.steps, larger(1, rows_at_once(s.inputs) / (rows.end - rows.begin)));
+    const int64_t high = rows.end - rows.begin, of_step = high * gates * (panels.end - panels.begin) * WIDTH;
+    steps = smaller(s.steps, larger(1, smaller(rows_at_once(s.inputs) / high, TILE_FLOATS / of_step)));
   }
 
   int64_t of_gate() const { return steps * (rows.end - rows.begin) * WIDTH; }
   float* at(int64_t step, int64_t row, int64_t panel, int64_t gate) const {
     const int64_t place = step % steps * (rows.end - rows.begin) + row - rows.begin;
-    return data + ((panel - panels.begin) * gates + gate) * of_gate() + place * WIDTH;
+    const int64_t first = is_one_panel() ? 0 : panel - panels.begin;
+    return data + (first * gates + gate) * of_gate() + place * WIDTH;
   }
 };
 
 inline int64_t forward_work(Sizes s, int64_t rows, int64_t panels) {
   const int64_t in_tiles = larger(rows, rows_at_once(s.inputs)) * gates_of(s.cell) * panels * WIDTH;
-  return packed_floats(larger(s.inputs, s.hidden)) + MOST_ROWS * WIDTH + in_tiles;
+  return 2 * packed_floats(larger(s.inputs, s.hidden)) + MOST_ROWS * WIDTH + in_tiles;
 }
 
 // Fills the tiles for the steps from `step` on.
 inline void multiply_inputs(const Forward& f, int64_t step, const InputTiles& tiles, float* packed) {
   const Sizes s = f.sizes;
   const int64_t steps = smaller(tiles.steps, s.steps - step), of_gate = s.inputs * padded(s.hidden);
-  const int64_t most = tiles.steps > 1 ? tiles.rows.end - tiles.rows.begin : rows_at_once(s.inputs);
-  over_row_blocks(tiles.rows, most, [&](Range block) {
-    // Where these are all rows of the batch, those of one step follow on those of the step before.
-    const bool is_one_run = block.end - block.begin == s.batch;
-    const int64_t runs = is_one_run ? 1 : steps, rows = (block.end - block.begin) * steps / runs;
-    for (int64_t run = 0; run < runs; ++run) {
-      const float* x = f.x + ((step + run) * s.batch + block.begin) * s.inputs;
-      pack_rows({x, s.inputs, 1}, rows, s.inputs, packed + run * rows * s.inputs);
-    }
-    for (int64_t panel = tiles.panels.begin; panel < tiles.panels.end; ++panel) {
-      for (int64_t gate = 0; gate < tiles.gates; ++gate) {
-        for (int64_t run = 0; run < runs; ++run) {
-          multiply_panel(packed + run * rows * s.inputs, rows, f.input_weights + gate * of_gate, s.inputs, s.hidden,
-                         panel, tiles.at(step + run, block.begin, panel, gate), WIDTH, false);
-        }
+  const int64_t high = tiles.rows.end - tiles.rows.begin;
+  // Where these are all rows of the batch, those of one step follow on those of the step before.
+  const int64_t runs = high == s.batch ? 1 : steps, rows = high * steps / runs;
+  for (int64_t run = 0; run < runs; ++run) {
+    const float* x = f.x + ((step + run) * s.batch + tiles.rows.begin) * s.inputs;
+    pack_rows({x, s.inputs, 1}, rows, s.inputs, packed + run * rows * s.inputs);
+  }
+  for (int64_t panel = tiles.panels.begin; panel < tiles.panels.end; ++panel) {
+    for (int64_t gate = 0; gate < tiles.gates; ++gate) {
+      for (int64_t run = 0; run < runs; ++run) {
+        multiply_panel(packed + run * rows * s.inputs, rows, f.input_weights + gate * of_gate, s.inputs, s.hidden,
+                       panel, tiles.at(step + run, tiles.rows.begin, panel, gate), WIDTH, false);
       }
     }
-  });
+  }
 }
 
 inline const float* before(const float* start, const float* states, Sizes s, int64_t step) {
@@ -158,14 +162,21 @@ using Formula = void (*)(const Sums&);
 // Adds `from` [batch, hidden] (null: zero) times `gates` gates from `first_gate` on to their tiles, then `formula`.
 template <Formula formula>
 inline void forward_phase(const Forward& f, int64_t step, const float* from, int64_t first_gate, int64_t gates,
-                          const InputTiles& tiles, float* packed, float* apart) {
+                          const InputTiles& tiles, float* packed, float* packed_inputs, float* apart) {
   const Sizes s = f.sizes;
-  const int64_t hidden = s.hidden, of_gate = hidden * padded(hidden);
-  over_row_blocks(tiles.rows, rows_at_once(hidden), [&](Range block) {
+  const int64_t hidden = s.hidden, of_gate = hidden * padded(hidden), widest = larger(s.inputs, hidden);
+  over_row_blocks(tiles.rows, rows_at_once(tiles.is_one_panel() ? widest : hidden), [&](Range block) {
     const int64_t high = block.end - block.begin;
     if (from) pack_rows({from + block.begin * hidden, hidden, 1}, high, hidden, packed);
+    if (tiles.is_one_panel()) {
+      pack_rows({f.x + (step * s.batch + block.begin) * s.inputs, s.inputs, 1}, high, s.inputs, packed_inputs);
+    }
     for (int64_t panel = tiles.panels.begin; panel < tiles.panels.end; ++panel) {
       for (int64_t gate = first_gate; gate < first_gate + gates; ++gate) {
+        if (tiles.is_one_panel()) {
+          multiply_panel(packed_inputs, high, f.input_weights + gate * s.inputs * padded(hidden), s.inputs, hidden, panel,
+                         tiles.at(step, block.begin, panel, gate), WIDTH, false);
+        }
         const bool is_apart = s.cell == Cell::gru_reset_after && gate == 2;
         float* tile = is_apart ? apart : tiles.at(step, block.begin, panel, gate);
         if (from) {
@@ -185,16 +196,17 @@ inline void forward(const Forward& f, int64_t phase, Range rows, Range panels, f
   const Sizes s = f.sizes;
   const int64_t step = phase / phases_of(s.cell);
   const float* h = before(f.h0, f.h, s, step);
-  float* apart = work + packed_floats(larger(s.inputs, s.hidden));
+  float* packed_inputs = work + packed_floats(larger(s.inputs, s.hidden));
+  float* apart = packed_inputs + packed_floats(larger(s.inputs, s.hidden));
   const InputTiles tiles(s, rows, panels, apart + MOST_ROWS * WIDTH);
-  if (phase % (phases_of(s.cell) * tiles.steps) == 0) multiply_inputs(f, step, tiles, work);
-  if (s.cell == Cell::rnn) return forward_phase<rnn_forward>(f, step, h, 0, 1, tiles, work, apart);
-  if (s.cell == Cell::lstm) return forward_phase<lstm_forward>(f, step, h, 0, 4, tiles, work, apart);
+  if (!tiles.is_one_panel() && phase % (phases_of(s.cell) * tiles.steps) == 0) multiply_inputs(f, step, tiles, work);
+  if (s.cell == Cell::rnn) return forward_phase<rnn_forward>(f, step, h, 0, 1, tiles, work, packed_inputs, apart);
+  if (s.cell == Cell::lstm) return forward_phase<lstm_forward>(f, step, h, 0, 4, tiles, work, packed_inputs, apart);
   if (s.cell == Cell::gru_reset_after) {
-    return forward_phase<reset_after_forward>(f, step, h, 0, 3, tiles, work, apart);
+    return forward_phase<reset_after_forward>(f, step, h, 0, 3, tiles, work, packed_inputs, apart);
   }
-  if (phase % 2 == 0) return forward_phase<gru_gates_forward>(f, step, h, 0, 2, tiles, work, apart);
-  forward_phase<gru_candidate_forward>(f, step, h ? f.reset_h : nullptr, 2, 1, tiles, work, apart);
+  if (phase % 2 == 0) return forward_phase<gru_gates_forward>(f, step, h, 0, 2, tiles, work, packed_inputs, apart);
+  forward_phase<gru_candidate_forward>(f, step, h ? f.reset_h : nullptr, 2, 1, tiles, work, packed_inputs, apart);
 }
 
 // --- backward ---
