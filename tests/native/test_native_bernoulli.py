@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hotloop.families.vcd import networks
 from hotloop.layers import native, native_bernoulli, paths
-from native_calls import draw
+from native_calls import child, draw
 
 
 def make_network(widths):
@@ -147,3 +147,17 @@ def test_sizes_that_do_not_agree_are_refused(fault):
     images, z = np.zeros((5, 70), np.float32), np.zeros((5, 10), np.float32)
     with pytest.raises(Exception, match=r"sizes of a network's layers, images and inputs do not agree"):
         jax.block_until_ready(run(network, WRONG[fault]((images, z)), z))
+
+
+OLDER = """
+import test_native_bernoulli as tests
+
+for rows, widths in ((1, (1, 1)), (57, (10, 33, 70)), (20, (3, 520, 16, 40))):
+    tests.check(rows, widths)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx2", "baseline"])
+def test_older_processors_have_the_same_mathematics(isa):
+    child(OLDER, HOTLOOP_NATIVE_ISA=isa)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from native_calls import Convolution, draw
+from native_calls import Convolution, child, draw
 
 KERNELS = (1, 3, 5, 7)
 
@@ -141,3 +141,18 @@ def test_gradients_inside_a_scan_use_the_carried_values():
         y = conv.reference(x, expected, np.zeros((2, 6, 6, 8)))[0]
         expected = expected - 0.01 * conv.reference(x, expected, y)[2]
     assert_close(last, expected, "the kernel after three steps")
+
+
+OLDER = """
+import test_native_convolution as tests
+
+for name in tests.LAYERS:
+    if name.startswith("groups of"):
+        tests.check_all(*tests.LAYERS[name])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx2", "baseline"])
+def test_small_groups_have_the_same_mathematics_on_older_processors(isa):
+    child(OLDER, HOTLOOP_NATIVE_ISA=isa)
