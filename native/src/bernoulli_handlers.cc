@@ -17,10 +17,6 @@ using Rows = ffi::Buffer<ffi::F32, 2>;
 template <class Buffer>
 using Result = ffi::Result<Buffer>;
 
-bool is_matrix(const Rows& buffer, int64_t rows, int64_t columns) {
-  return buffer.dimensions()[0] == rows && buffer.dimensions()[1] == columns;
-}
-
 // The weights, bias and transposed weights of every layer, one after the other; an empty list where they do not fit
 // together or a layer has no outputs.
 std::vector<NetworkLayer> read_layers(ffi::RemainingArgs arrays, int64_t inputs) {

@@ -5,12 +5,6 @@
 #include "kernels.h"
 
 namespace hotloop {
-namespace {
-
-// Below so many multiplications a second thread costs more than it gains: waking it takes some 10 us.
-constexpr int64_t WORTH_A_THREAD = 500'000;
-
-}  // namespace
 
 bool has_small_groups(const Geometry& g) {
   return g.channels == g.filters && g.kernel_height * g.kernel_width > 1 &&
@@ -22,8 +16,8 @@ void convolve_small_groups(const Geometry& g, int64_t threads, const Team::Sched
   const int64_t size = g.channels / g.groups, rows = g.images * g.rows;
   const Groups groups{size,   g.height,     g.width,         g.channels, g.kernel_height, g.kernel_width, g.rows, g.columns,
                       g.row_stride, g.column_stride, g.top,      g.left,          x,              w,      y};
-  const int64_t work = rows * g.columns * g.filters * size * g.kernel_height * g.kernel_width;
-  const int64_t tasks = std::clamp<int64_t>(work / WORTH_A_THREAD, 1, std::min(rows, threads));
+  const double work = static_cast<double>(rows) * g.columns * g.filters * size * g.kernel_height * g.kernel_width;
+  const int64_t tasks = tasks_for(work, std::min(rows, threads));
   Team::run(schedule, 1, tasks, [&](int64_t, int64_t task) {
     kernels().convolve_groups(groups, {rows * task / tasks, rows * (task + 1) / tasks});
   });

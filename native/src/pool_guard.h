@@ -32,4 +32,9 @@ float* data_or_null(const Buffer& buffer) {
   return buffer.element_count() ? buffer.typed_data() : nullptr;
 }
 
+template <class Matrix>
+bool is_matrix(const Matrix& buffer, int64_t rows, int64_t columns) {
+  return buffer.dimensions()[0] == rows && buffer.dimensions()[1] == columns;
+}
+
 }  // namespace hotloop

@@ -7,9 +7,6 @@
 namespace hotloop {
 namespace {
 
-// Below so many multiplications a second thread costs more than it gains: waking it takes some 10 us.
-constexpr int64_t WORTH_A_THREAD = 500'000;
-
 int64_t shares(int64_t pieces, int64_t most) { return std::max<int64_t>(1, std::min(pieces, most)); }
 
 Range share(int64_t count, int64_t parts, int64_t part, int64_t granule) {
@@ -46,7 +43,7 @@ void multiply(const Product& p, int64_t threads, const Team::Schedule& schedule)
   }
   const Kernels& k = kernels();
   const double multiplications = static_cast<double>(p.rows) * p.terms * p.columns;
-  const int64_t tasks = shares(static_cast<int64_t>(multiplications / WORTH_A_THREAD), threads);
+  const int64_t tasks = tasks_for(multiplications, threads);
   const Grid grid = grid_for(p, tasks, k.width);
   const size_t work = rounded_up(k.product_work * sizeof(float));
   Workspace workspace(work * grid.down * grid.across);

@@ -5,6 +5,7 @@
 // task of its own number first in every phase, so that the weights it reads stay in its core's cache.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -12,6 +13,12 @@
 #include <thread>
 
 namespace hotloop {
+
+// How many of `most` tasks so many multiplications are worth: waking a thread takes some 10 us.
+inline int64_t tasks_for(double multiplications, int64_t most) {
+  constexpr double WORTH_A_THREAD = 500'000;
+  return std::max<int64_t>(1, std::min(most, static_cast<int64_t>(multiplications / WORTH_A_THREAD)));
+}
 
 class Team {
  public:

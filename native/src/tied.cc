@@ -7,14 +7,6 @@
 namespace hotloop {
 namespace {
 
-// Multiplications below which a second thread costs more than it gains: waking it takes some 10 us.
-constexpr double WORTH_A_THREAD = 500'000;
-
-int64_t tasks_for(const Tied& t, int64_t threads) {
-  const double worth = static_cast<double>(t.items) * t.users * t.units / WORTH_A_THREAD;
-  return std::max<int64_t>(1, std::min({t.items, threads, static_cast<int64_t>(worth)}));
-}
-
 Range share(int64_t count, int64_t tasks, int64_t task) { return {count * task / tasks, count * (task + 1) / tasks}; }
 
 // Runs pass(items, work, square) for every part of the items, then adds up the parts of `product` [users, units] and of the
@@ -22,7 +14,8 @@ Range share(int64_t count, int64_t tasks, int64_t task) { return {count * task /
 template <class Pass>
 double over_items(const Tied& t, float* product, int64_t threads, const Team::Schedule& schedule, Pass pass) {
   const Kernels& k = kernels();
-  const int64_t tasks = tasks_for(t, threads), across = (t.units + k.width - 1) / k.width * k.width;
+  const int64_t tasks = tasks_for(static_cast<double>(t.items) * t.users * t.units, std::min(t.items, threads));
+  const int64_t across = (t.units + k.width - 1) / k.width * k.width;
   const size_t bytes = rounded_up(k.tied_work(t) * sizeof(float) + ALIGNMENT);
   Workspace workspace(tasks * bytes);
   const auto square = [&](int64_t task) { return reinterpret_cast<double*>(workspace.data() + task * bytes); };

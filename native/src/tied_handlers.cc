@@ -16,10 +16,6 @@ using Number = ffi::Buffer<ffi::F32, 0>;
 template <class Buffer>
 using Result = ffi::Result<Buffer>;
 
-bool has(const Flat& matrix, int64_t rows, int64_t columns) {
-  return matrix.dimensions()[0] == rows && matrix.dimensions()[1] == columns;
-}
-
 bool has(const Vector& vector, int64_t count) { return vector.dimensions()[0] == count; }
 
 // The layer of these weights and codes.
@@ -30,13 +26,13 @@ Tied layer_of(Flat weights, Flat code) {
 // Whether all are [users, units].
 template <class... Codes>
 bool are_codes(const Tied& t, const Codes&... codes) {
-  return (has(codes, t.users, t.units) && ...);
+  return (is_matrix(codes, t.users, t.units) && ...);
 }
 
 // Whether all are [items, users].
 template <class... Outputs>
 bool are_outputs(const Tied& t, const Outputs&... outputs) {
-  return (has(outputs, t.items, t.users) && ...);
+  return (is_matrix(outputs, t.items, t.users) && ...);
 }
 
 // Calls work(threads, schedule) unless a layer is empty or its sizes do not agree.
@@ -68,7 +64,7 @@ ffi::Error refeed(ffi::ThreadPool pool, Flat weights, Vector bias, Flat code, Fl
 ffi::Error gradient(ffi::ThreadPool pool, Flat weights, Flat y, Flat z, Flat y_code, Flat z_code, Flat dz_first,
                     Result<Flat> d_weights, Result<Vector> d_bias, Result<Flat> back, float scale) {
   const Tied t = layer_of(weights, y_code);
-  const bool agree = has(*d_bias, t.items) && has(*d_weights, t.items, t.units) && are_outputs(t, y, z) &&
+  const bool agree = has(*d_bias, t.items) && is_matrix(*d_weights, t.items, t.units) && are_outputs(t, y, z) &&
                      are_codes(t, y_code, z_code, dz_first, *back);
   return checked(pool, t, agree, [&](int64_t threads, auto schedule) {
     tied_gradient({t, y.typed_data(), z.typed_data(), y_code.typed_data(), z_code.typed_data(), dz_first.typed_data(),
