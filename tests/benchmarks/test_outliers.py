@@ -25,6 +25,33 @@ def test_one_call_above_twice_the_median_is_found():
     assert found["largest_over_median"] == pytest.approx(3.0 / 1.1)
 
 
+def test_calls_during_which_a_processor_was_taken_away_are_made_again():
+    import outliers
+
+    made = []
+    ticks = iter(
+        [0, 0, 0, 3, 3, 3, 3, 4, 4, 4]
+    )  # before and after each of five calls: the 2nd and 4th are disturbed
+    times, disturbed = outliers.time_undisturbed(lambda: made.append(1), 3, lambda: next(ticks))
+    assert (len(times), len(disturbed), len(made)) == (3, 2, 5)
+
+
+def test_a_machine_that_is_always_disturbed_is_judged_by_what_it_has():
+    import outliers
+
+    ticks = iter(range(100))
+    times, disturbed = outliers.time_undisturbed(lambda: None, 3, lambda: next(ticks))
+    assert (len(times), len(disturbed)) == (3, 3)
+
+
+def test_stolen_ticks_are_those_of_the_system(monkeypatch):
+    import outliers
+
+    text = "cpu  59692 0 4940 57967 375 0 43 60 0 0\ncpu0 24550 0 1554 35322 51 0 6 29 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: text)
+    assert outliers.stolen_ticks() == 60
+
+
 def touched(size):
     """Memory from the system itself: malloc may have some left from before."""
     block = mmap.mmap(-1, size)

@@ -34,8 +34,9 @@ Call = Callable[[int], float]
 """So many turns of a loop -> milliseconds a turn."""
 MARGIN = 1.1
 """So many times faster a native kernel must be to be taken, where nothing else speaks for it."""
-FORMAT = 2
-"""Of tables; those of format 1 had the smallest of five calls of each path, which a busy moment made wrong."""
+FORMAT = 3
+"""Of tables. Those of format 1 had the smallest of five calls of each path, which a busy moment made wrong; those of
+format 2 another margin for recurrences."""
 CALL_SECONDS = 0.01
 """How long one timed call of a loop lasts, where a single turn does not take longer."""
 MOST_TURNS = 200
