@@ -1,7 +1,7 @@
 """Recurrences as one kernel for all time steps, for NVIDIA's Hopper cards: the recurrent weights stay on chip.
 
 A plain loop fetches them anew each step, and starts its kernels anew. These take what the operations of `recurrence.py`
-take, in float16 and of the shapes of `persistent_tiles.py`, keep the same sums and give the same gradients. The
+take, in 16 bits and of the shapes of `persistent_tiles.py`, keep the same sums and give the same gradients. The
 products with the inputs are made before, and the weight gradients after, as one product each.
 """
 
@@ -17,8 +17,7 @@ from hotloop.layers.dense import kernel_gradient, matmul
 from hotloop.layers.paths import CardKernel
 from hotloop.layers.persistent_tiles import Tile
 
-TYPES = (jnp.float16,)
-"""Those that are chosen. The kernels take bfloat16, too, but have not been seen to run so on a card: forced alone."""
+TYPES = (jnp.float16, jnp.bfloat16)
 FEWEST_STEPS = 5  # with fewer there is nothing to keep weights for
 
 

@@ -91,6 +91,10 @@ class _Alone:
         self._fetch(0)
         pl.when(self.job.timesteps > 1)(lambda: self._fetch(1))
         plgpu.barrier_wait(self.scratch["weights_filled"])
+        # 64 registers a thread. From shared memory each step would read all 128 KB of it anew: 0.6 us.
+        self.weights = plgpu.load(
+            self.scratch["weights"].at[self.units], layout=plgpu.Layout.WGMMA, optimized=False
+        )
         self._step(0, self._first())
         lax.fori_loop(1, self.job.timesteps, lambda n, _: self._step(n, self._product(n)), None)
         plgpu.wait_smem_to_gmem(0)
@@ -136,7 +140,7 @@ class _Alone:
         before = self.scratch["exchanged"].at[lax.rem(n + 1, 2)]
 
         def multiply(sums: Any) -> Any:
-            plgpu.wgmma(sums, self.scratch["weights"].at[self.units], before.transpose((1, 0)))
+            plgpu.wgmma(sums, self.weights, before.transpose((1, 0)))
             return sums[...]
 
         products: Array = pl.run_scoped(multiply, plgpu.ACC((ROWS, self.job.rows), jnp.float32))
