@@ -135,9 +135,10 @@ def _recurrent_gradient(cell: str, start: Any, states: Any, sums: Array, found: 
 
 def _forward_blocks(table: dict[Any, Tile]) -> Any:
     def count(*arrays: Any, form: Any, cell: str) -> int | None:
-        inputs, recurrent, _ = jax.tree.unflatten(form, arrays)
+        inputs, recurrent, state = jax.tree.unflatten(form, arrays)
         kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
-        return _blocks(table, cell, inputs.x_TBI, kernel) if _has_one_type(arrays) else None
+        is_for = _has_one_type((inputs, recurrent, (state or ())[:1]))  # an LSTM's c is always wide
+        return _blocks(table, cell, inputs.x_TBI, kernel) if is_for else None
 
     return count
 
@@ -145,13 +146,13 @@ def _forward_blocks(table: dict[Any, Tile]) -> Any:
 def _backward_blocks(*arrays: Any, form: Any, cell: str) -> int | None:
     _, x, recurrent, state, states, sums, _ = jax.tree.unflatten(form, arrays)
     kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
-    is_for = _has_one_type(jax.tree.leaves((x, recurrent, state, states[0], sums)))
+    is_for = _has_one_type((x, recurrent, (state or ())[:1], states[0], sums))
     return _blocks(persistent_tiles.BACKWARD, cell, x, kernel) if is_for else None
 
 
 def _has_one_type(arrays: Any) -> bool:
     """Whether nothing has to be widened, as a float32 bias beside weights of 16 bits would be."""
-    return len({array.dtype for array in arrays}) == 1
+    return len({array.dtype for array in jax.tree.leaves(arrays)}) == 1
 
 
 def _blocks(table: dict[Any, Tile], cell: str, x: Any, kernel: Any) -> int | None:
