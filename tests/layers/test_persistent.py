@@ -169,7 +169,9 @@ def holds(monkeypatch, card, cell="lstm", **types):
     return paths.does_card_hold(recurrence._infer_inputs, {"form": form, "cell": cell}, leaves)
 
 
-def test_a_kernel_is_taken_where_its_blocks_fit_nothing_runs_beside_it_and_nobody_switched_it_off(monkeypatch):
+def test_a_kernel_is_taken_where_its_blocks_fit_nothing_runs_beside_it_and_nobody_switched_it_off(
+    monkeypatch,
+):
     assert holds(monkeypatch, Card())
     assert not holds(monkeypatch, Card(multiprocessors=127))
     assert not holds(monkeypatch, Card(capability="8.0"))

@@ -92,8 +92,14 @@ def test_long_sequences_keep_what_they_should(cell, opening):
         exact = np.asarray(jax.jit(lambda p, x: getattr(recurrent, cell)(p, x)[0])(*wide))
     with paths.force_path("default"):
         plain = np.asarray(jax.jit(lambda p, x: getattr(recurrent, cell)(p, x)[0])(params, x), np.float32)
-    # No worse than the loop in the same 16 bits, which rounds h and the sums alike, by more than a quarter.
-    assert np.abs(ours - exact).max() < max(2e-3, 1.25 * np.abs(plain - exact).max())
-    assert np.linalg.norm(ours - exact) < max(1e-3, 1.25 * np.linalg.norm(plain - exact) / np.linalg.norm(exact)) * (
-        np.linalg.norm(exact)
-    )
+
+    def largest(values):
+        return np.abs(values - exact).max()
+
+    def share(values):
+        return np.linalg.norm(values - exact) / np.linalg.norm(exact)
+
+    # An open LSTM is chaotic: over so many steps 16 bits go their own way, in the plain loop as well. Gate sums of 6
+    # are rounded to 2^-8, and the share 1 - gate, of which a GRU's state is made, so to 4e-3.
+    assert largest(ours) < max(VALUES[jnp.float16], 1.25 * largest(plain))
+    assert share(ours) < max(5e-3, 1.25 * share(plain))

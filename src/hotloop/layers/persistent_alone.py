@@ -5,7 +5,7 @@ matrix unit's rows, a warpgroup has 64 of them, and the batch's rows are its col
 loop: a product with what the step before left in shared memory, a formula, and the result for the next.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +16,6 @@ from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
 from hotloop.layers.persistent_chain import ROWS, plgpu, shared
-
-AHEAD = 3
-"""Steps whose numbers are in shared memory or on their way there: that at work, and two more."""
 
 
 class Job(NamedTuple):
@@ -54,8 +51,8 @@ def run(job: Job, weights: Array, arrays: Sequence[Array], interpret: Any = None
             "weights_filled": plgpu.Barrier(),
             "exchanged": shared(2, job.rows, job.hidden, dtype=job.dtype),
             "kept": shared(2, job.rows, job.hidden, dtype=job.dtype) if buffers else None,
-            "tiles": shared(AHEAD, len(job.fetched), job.rows, job.hidden, dtype=job.dtype),
-            "filled": plgpu.Barrier(num_arrivals=len(job.fetched), num_barriers=AHEAD * groups),
+            "tiles": shared(2, len(job.fetched), job.rows, job.hidden, dtype=job.dtype),
+            "filled": plgpu.Barrier(num_arrivals=len(job.fetched), num_barriers=2 * groups),
             "start_filled": plgpu.Barrier(num_barriers=groups) if job.start else None,
             "start_tile": shared(job.rows, job.hidden, dtype=jnp.float32) if job.is_backward else None,
             "written": plgpu.Barrier(num_arrivals=groups),
@@ -92,42 +89,42 @@ class _Alone:
                 self.memory["weights"], self.scratch["weights"], self.scratch["weights_filled"]
             )
 
-        for n in range(min(AHEAD, self.job.timesteps)):
-            self._fetch(n)
+        self._fetch(0)
+        pl.when(self.job.timesteps > 1)(lambda: self._fetch(1))
         plgpu.barrier_wait(self.scratch["weights_filled"])
         self.weights = self.scratch["weights"].at[self.units]
         if self._in_registers:
-            # 64 of a thread. From shared memory each step would read all 128 KB of it anew: 0.6 us.
+            # 64 of a thread. From shared memory each step would read all 128 KB of it anew (177 us instead of 125 for
+            # T150 B1024). To send and fetch beside the product, which nobody waits for, was slower: 143.
             self.weights = plgpu.load(self.weights, layout=plgpu.Layout.WGMMA, optimized=False)
-        self._finish(0, *self._first())
-        lax.fori_loop(1, self.job.timesteps, self._step, None)
-        self._send(self.job.timesteps - 1)
+        self._step(0, self._first())
+        lax.fori_loop(1, self.job.timesteps, lambda n, _: self._step(n, self._product(n)), None)
         plgpu.wait_smem_to_gmem(0)
 
     def _time(self, n: Any) -> Any:
         return self.job.timesteps - 1 - n if self.job.is_backward else n
 
     def _fetch(self, n: Any) -> None:
-        """What step n reads of global memory."""
-        slot = lax.rem(n, AHEAD)
+        """What step n reads of global memory, two steps ahead."""
+        slot = lax.rem(n, 2)
         for place, name in enumerate(self.job.fetched):
             source = self.memory[name].at[self._time(n), self.rows, self.units]
             tile = self.scratch["tiles"].at[slot, place, :, self.units]
-            plgpu.copy_gmem_to_smem(source, tile, self.scratch["filled"].at[AHEAD * self.number + slot])
+            plgpu.copy_gmem_to_smem(source, tile, self.scratch["filled"].at[2 * self.number + slot])
 
-    def _first(self) -> tuple[list[Array], Array | None]:
-        """What the first step reads, and what it adds to its sums; None for nothing."""
+    def _first(self) -> Array | None:
+        """What the first step adds to its sums; None for nothing."""
         if self.job.start is None:
-            return self._values(0), None
+            return None
         start, barrier = self.memory[self.job.start], self.scratch["start_filled"].at[self.number]
         tile = self.scratch["start_tile" if self.job.is_backward else "exchanged"]
         tile = tile if self.job.is_backward else tile.at[1]
         plgpu.copy_gmem_to_smem(start.at[self.rows, self.units], tile.at[:, self.units], barrier)
         plgpu.barrier_wait(barrier)
         if self.job.is_backward:
-            return self._values(0), self._read(tile)
+            return self._read(tile)
         self._wait_for_all()
-        return self._multiply(0, lambda: None)
+        return self._product(0)
 
     def _read(self, tile: Any) -> Array:
         """This warpgroup's units of a tile, units down and rows across."""
@@ -141,54 +138,33 @@ class _Alone:
         plgpu.barrier_arrive(self.scratch["written"])
         plgpu.barrier_wait(self.scratch["written"])
 
-    def _values(self, n: Any) -> list[Array]:
-        """What was fetched for step n."""
-        slot = lax.rem(n, AHEAD)
-        plgpu.barrier_wait(self.scratch["filled"].at[AHEAD * self.number + slot])
-        return [self._read(self.scratch["tiles"].at[slot, place]) for place in range(len(self.job.fetched))]
-
-    def _multiply(self, n: Any, meanwhile: Callable[[], None]) -> tuple[list[Array], Array]:
-        """What was fetched for step n, and the product with what the step before left. The matrix unit takes a while:
-        what nobody waits for is done meanwhile."""
+    def _product(self, n: Any) -> Array:
         before = self.scratch["exchanged"].at[lax.rem(n + 1, 2)]
 
         def multiply(sums: Any) -> Any:
             plgpu.wgmma(sums, self.weights, before.transpose((1, 0)))
-            meanwhile()
-            values = self._values(n)
-            return values, sums[...]
+            return sums[...]
 
-        found: tuple[list[Array], Array] = pl.run_scoped(
-            multiply, plgpu.ACC((ROWS, self.job.rows), jnp.float32)
-        )
-        return found
+        products: Array = pl.run_scoped(multiply, plgpu.ACC((ROWS, self.job.rows), jnp.float32))
+        return products
 
-    def _step(self, n: Any, _: None) -> None:
-        def send_and_fetch() -> None:
-            self._send(n - 1)
-            # In the place of the step before this one, which all threads have read.
-            pl.when(n - 1 + AHEAD < self.job.timesteps)(lambda: self._fetch(n - 1 + AHEAD))
-
-        self._finish(n, *self._multiply(n, send_and_fetch))
-
-    def _finish(self, n: Any, values: list[Array], product: Array | None) -> None:
-        """Work a step's results out, and hand them to all warpgroups of the block."""
+    def _step(self, n: Any, product: Array | None) -> None:
+        slot = lax.rem(n, 2)
+        plgpu.barrier_wait(self.scratch["filled"].at[2 * self.number + slot])
+        values = [self._read(self.scratch["tiles"].at[slot, place]) for place in range(len(self.job.fetched))]
         results = self._formula(values, product)
-        plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # the last but one has left from the same place
-        for target, result in zip(self._results(n), results, strict=True):
+        # What the step before the last wrote leaves from the same slot.
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+        targets = [self.scratch[name].at[slot] for name in ("exchanged", "kept")[: len(results)]]
+        for target, result in zip(targets, results, strict=True):
             target.at[:, self.units].transpose((1, 0))[...] = result.astype(self.job.dtype)
         plgpu.commit_smem()
-        self._wait_for_all()
-
-    def _results(self, n: Any) -> list[Any]:
-        """Where step n's results lie in shared memory."""
-        names = ("exchanged", "kept")[: len(self.job.stored)]
-        return [self.scratch[name].at[lax.rem(n, 2)] for name in names]
-
-    def _send(self, n: Any) -> None:
-        for name, result in zip(self.job.stored, self._results(n), strict=True):
+        plgpu.barrier_arrive(self.scratch["written"])
+        for name, target in zip(self.job.stored, targets, strict=True):
             place = self.memory[name].at[self._time(n), self.rows, self.units]
-            plgpu.copy_smem_to_gmem(result.at[:, self.units], place, commit_group=name == self.job.stored[-1])
+            plgpu.copy_smem_to_gmem(target.at[:, self.units], place, commit_group=name == self.job.stored[-1])
+        pl.when(n + 2 < self.job.timesteps)(lambda: self._fetch(n + 2))
+        plgpu.barrier_wait(self.scratch["written"])
 
     def _formula(self, values: list[Array], product: Array | None) -> list[Array]:
         if self.job.is_backward:
