@@ -21,7 +21,7 @@ Schedule = Callable[[Array], Array]
 
 
 class MuonState(NamedTuple):
-    count: Array  # updates so far
+    updates: Array  # so far
     velocity: Any
 
 
@@ -48,14 +48,14 @@ def muon(
         velocity = jax.tree.map(lambda v, g: momentum * v + g, state.velocity, gradients)
         ahead, tree = jax.tree.flatten(jax.tree.map(lambda g, v: g + momentum * v, gradients, velocity))
         directions = jax.tree.unflatten(tree, orthogonalise(ahead, steps, coefficients, dtype))
-        now = rate(state.count)
-        due = jnp.asarray(False if is_rescaled is None else is_rescaled(state.count))
+        now = rate(state.updates)
+        due = jnp.asarray(False if is_rescaled is None else is_rescaled(state.updates))
 
         def change(weight: Array, direction: Array) -> Array:
             scale = jnp.where(due, weight.shape[-1] ** 0.5 / (jnp.linalg.norm(weight.ravel()) + _TINY), 1)
             return (scale * weight - now * direction) * (1 - now * decay) - weight
 
-        return jax.tree.map(change, params, directions), MuonState(state.count + 1, velocity)
+        return jax.tree.map(change, params, directions), MuonState(state.updates + 1, velocity)
 
     return optax.GradientTransformation(init, update)
 

@@ -4,6 +4,8 @@ Crops and colours are drawn for a sample's place in the batch of its update. Eve
 pass, half of them in the even ones: each is seen both ways, and alike twice in a row by none.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,7 @@ MEAN, DEVIATION = np.array((0.4914, 0.4822, 0.4465)), np.array((0.2470, 0.2435, 
 VIEWS = 6
 
 
-def normalise(images: Array) -> Array:
+def normalise(images: Any) -> Any:
     """Bytes in float32, minus the mean colour, over its deviations."""
     factor, offset = (1 / (255 * DEVIATION)).astype(np.float32), (-MEAN / DEVIATION).astype(np.float32)
     return images.astype(np.float32) * factor + offset
@@ -33,7 +35,8 @@ def augment(recipe: Recipe, images_NHWC: Array, mirrored: Array, key: Array) -> 
     keys = sample_keys(stream(key, "colour", 0), 0, count)
     drawn = jax.vmap(lambda key: jax.random.uniform(key, (2, 1, 1, 1), minval=-1, maxval=1))(keys)
     brightness, contrast = recipe.brightness * drawn[:, 0], 1 + recipe.contrast * drawn[:, 1]
-    return (normalise(shifted) + brightness) * contrast
+    changed: Array = (normalise(shifted) + brightness) * contrast
+    return changed
 
 
 def further_views(images_NHWC: Array) -> Array:

@@ -1,4 +1,5 @@
-"""The network of the speedrun: a fixed whitening, three groups of two convolutions, a linear head. It knows no training.
+"""The network of the speedrun: a fixed whitening, three groups of two convolutions, a linear head. It knows no
+training.
 
 Channels last. Where a pool would drop the last row and column of a convolution's output they are not computed. Norms
 have no scale, and are one function with the SiLU after them, whose backward pass works the normalised values out again
@@ -38,7 +39,7 @@ def layer_shapes(widths: tuple[int, ...]) -> dict[str, tuple[int, int, int, int]
 
 
 def init(recipe: Recipe, key: Array) -> tuple[Params, Statistics]:
-    """Uniform kernels whose first filters pass their input on, a head of standard deviation 1; statistics of 0 and 1."""
+    """Uniform kernels whose first filters pass their input on, a head of deviation 1; statistics of 0 and 1."""
     shapes = layer_shapes(recipe.widths)
 
     def uniform(*shape: int) -> Spec:
@@ -78,7 +79,8 @@ def whitening_filters(images_NHWC: Array, epsilon: float) -> Array:
     ).reshape(-1, FILTERS)
     moments = jnp.matmul(patches.T, patches, precision="highest") / len(patches)
     values, vectors = jnp.linalg.eigh(moments)
-    return (vectors / jnp.sqrt(values + epsilon)).reshape(PATCH, PATCH, COLOURS, FILTERS)
+    scaled: Array = vectors / jnp.sqrt(values + epsilon)
+    return scaled.reshape(PATCH, PATCH, COLOURS, FILTERS)
 
 
 def apply(
@@ -90,8 +92,8 @@ def apply(
     *,
     train: bool,
 ) -> tuple[Array, Statistics]:
-    """Float32 logits [N, classes] and, in training, mean and biased variance of the batch at each norm, by which it then
-    goes; otherwise a norm goes by `statistics`."""
+    """Float32 logits [N, classes] and, in training, mean and biased variance of the batch at each norm, by which
+    it then goes; otherwise a norm goes by `statistics`."""
     kernels: Any = jax.tree.map(lambda kernel: kernel.astype(dtype), params["kernel"])
     found: Statistics = {}
 

@@ -29,6 +29,7 @@ STEPS = 3  # of Newton and Schulz
 TEST_BATCH = 2500
 Images = Mapping[str, Array]
 """`image` [N, H, W, C] in bytes and `label` [N]."""
+Update = Callable[[Any, Images], tuple[Any, Array]]
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,14 @@ def run(job: Job, train: Images, test: Images, seed: Mapping[str, Any]) -> dict[
     is_mirrored = jax.random.bernoulli(stream(seed["key"], "mirror", 0), 0.5, train["label"].shape)
     numbers = jnp.arange(job.updates, dtype=jnp.uint32)
     with_bias = recipe.whitening_updates(job.images)
-    feed = partial(make_batch, job, train, is_mirrored, seed)
     parts = []
+
+    def step(one: Update, state: Any, number: Array) -> tuple[Any, Array]:
+        return one(state, make_batch(job, train, is_mirrored, seed, number))
+
     # Two loops: when its bias rests nothing before the first convolution needs a gradient.
     for trains_bias, part in ((True, numbers[:with_bias]), (False, numbers[with_bias:])):
-        step = update(job, filters, trains_bias=trains_bias)
-        state, found = lax.scan(lambda state, n, step=step: step(state, feed(n)), state, part)
+        state, found = lax.scan(partial(step, update(job, filters, trains_bias=trains_bias)), state, part)
         parts.append(found)
     logits = partial(predict, job, state, filters)
     plain, better = looks(recipe, logits, test["image"])
@@ -129,7 +132,7 @@ def make_batch(
     return {"image": images, "label": batch["label"]}
 
 
-def update(job: Job, filters: Array, *, trains_bias: bool) -> Callable[[Any, Any], tuple[Any, Array]]:
+def update(job: Job, filters: Array, *, trains_bias: bool) -> Update:
     """One update, and its mean loss."""
     recipe, optimise = job.recipe, optimiser(job).update
 
@@ -165,7 +168,8 @@ def predict(job: Job, state: Mapping[str, Any], filters: Array, images: Array) -
         seen = normalise(gather_rows(images, indices))
         return network.apply(state["params"], state["statistics"], filters, seen, job.dtype, train=False)[0]
 
-    return lax.map(logits, jnp.asarray(places)).reshape(places.size, -1)[:count]
+    found: Array = lax.map(logits, jnp.asarray(places))
+    return found.reshape(places.size, -1)[:count]
 
 
 def looks(recipe: Recipe, logits: Callable[[Array], Array], images: Array) -> tuple[Array, Array]:

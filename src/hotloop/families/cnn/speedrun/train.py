@@ -27,14 +27,18 @@ from hotloop.options import to_jsonable, values_of
 from hotloop.rehearsal import begin_work
 
 TYPES = {"gpu": "float16", "cuda": "float16"}
-"""The type of products by platform, where it is not float32. Gradients of a summed loss are well inside float16's range,
-and its three more bits than bfloat16's count where accuracies are a tenth of a per cent apart."""
+"""The type of products by platform, where it is not float32. Gradients of a summed loss are well inside float16's
+range, and its three more bits than bfloat16's count where accuracies are a tenth of a per cent apart."""
+
+POLL_SECONDS = 0.0005
 
 
 def run(config: SpeedrunConfig, console: Console, command: str) -> Mapping[str, Any]:
     """Compile once, train and test for each seed; the mean accuracy and its standard error, and every run's figures."""
     if processes.count() > 1:
-        raise OptionError("cnn speedrun runs in one process, on one device; start it without `hotloop launch`")
+        raise OptionError(
+            "cnn speedrun runs in one process, on one device; start it without `hotloop launch`"
+        )
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
     folder = config.results_dir / (config.run_name or f"speedrun-{stamp}")
     check_free(folder, resume=False)
@@ -79,7 +83,7 @@ class Speedrun:
             call = jax.jit(partial(program.run, job)).lower(*self._data, program.seed_arguments(0))
             lowered = time.perf_counter()
             self._call = call.compile(compiler_options=choose_options(call, platform()))
-        self.compile_seconds = {
+        self.compile_seconds: dict[str, Any] = {
             "lower_seconds": lowered - started,
             "compile_seconds": time.perf_counter() - lowered,
         }
@@ -87,14 +91,14 @@ class Speedrun:
         if platform() != "cpu":
             # Libraries and kernels are loaded by the first call, which does not count.
             with console.progress("warming up"):
-                jax.block_until_ready(self._call(*self._data, program.seed_arguments(0)))
+                _await(self._call(*self._data, program.seed_arguments(0)))
 
     def run(self, seed: int) -> dict[str, Any]:
         """One run: its seconds from bytes on the device to the accuracy on the host."""
-        arguments = jax.block_until_ready(jax.device_put(program.seed_arguments(seed)))
+        arguments = jax.device_put(program.seed_arguments(seed))
         with self._bar():
             started = time.perf_counter()
-            found = jax.device_get(self._call(*self._data, arguments))
+            found = _await(self._call(*self._data, arguments))
             seconds = time.perf_counter() - started
         job, loss = self._job, np.asarray(found["loss"])
         if len(bad := np.flatnonzero(~np.isfinite(loss))):
@@ -111,6 +115,14 @@ class Speedrun:
         epoch = job.updates / job.recipe.updates_per_epoch(job.images)
         self._record.event("validation", update=job.updates, epoch=epoch, **figures, losses=loss.tolist())
         return figures
+
+
+def _await(results: dict[str, Any]) -> dict[str, Any]:
+    """The results on the host; between looks a signal can stop the process, which a CPU may keep busy for an hour."""
+    while not all(each.is_ready() for each in results.values()):
+        time.sleep(POLL_SECONDS)
+    found: dict[str, Any] = jax.device_get(results)
+    return found
 
 
 def _arrays(split: LabelledImages) -> dict[str, Any]:
