@@ -2,13 +2,20 @@
 
 import json
 import re
+import signal
 import statistics
+import subprocess
+import sys
+import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 from hotloop.cli.main import main
 from hotloop.engine.run import read_events
+from hotloop.families.cnn.speedrun import train
+from hotloop.families.cnn.speedrun.config import Recipe
 from hotloop.families.cnn.speedrun.train import in_words, summarise
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -40,7 +47,8 @@ def words(small_set, tmp_path, *more):
     ]
 
 
-def test_seeds_are_runs_of_one_program_with_records_and_a_mean(small_set, tmp_path, capsys):
+def test_seeds_are_runs_of_one_program_with_records_and_a_mean(small_set, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "Recipe", partial(Recipe, widths=(4, 6, 6)))
     line = words(
         small_set,
         tmp_path,
@@ -93,6 +101,26 @@ def test_a_folder_that_holds_a_run_is_refused(small_set, tmp_path, capsys):
     (tmp_path / "b/events.jsonl").write_text('{"event": "start"}\n')
     assert main(words(small_set, tmp_path, "--run-name", "b")) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_that_would_compute_for_hours(small_set, tmp_path):
+    line = words(small_set, tmp_path, "--run-name=c", "--batch-size=24", "--epochs=100000")
+    command = [sys.executable, "-m", "hotloop", *line]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("compiled") for line in process.stdout)
+        time.sleep(1)  # it computes
+        process.send_signal(signal.SIGINT)
+        try:
+            said, _ = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "stopped by Ctrl-C" in said
+    assert [each["status"] for each in read_events(tmp_path / "c") if each["event"] == "end"] == [
+        "interrupted"
+    ]
 
 
 def test_the_summary_counts_mean_error_and_range():

@@ -132,6 +132,7 @@ def test_values_of_a_channel_are_counted_at_each_norm():
     }
 
 
+@pytest.mark.slow
 def test_logits_and_gradients_are_those_of_pytorch():
     torch = pytest.importorskip("torch")
     from speedrun_in_torch import InTorch

@@ -134,6 +134,7 @@ def test_batches_of_the_test_change_nothing(monkeypatch):
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_updates_are_those_of_pytorch_with_and_without_the_bias():
     pytest.importorskip("torch")
     from speedrun_in_torch import InTorch

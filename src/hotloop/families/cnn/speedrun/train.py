@@ -16,6 +16,7 @@ from hotloop.data.load import load
 from hotloop.engine import processes
 from hotloop.engine.device import platform
 from hotloop.engine.drive import Diverged
+from hotloop.engine.interrupt import leave_threads_behind
 from hotloop.engine.progress import Console, compiling
 from hotloop.engine.run import Run, check_free
 from hotloop.engine.sinks import ConsoleSink
@@ -103,7 +104,9 @@ class Speedrun:
         job, loss = self._job, np.asarray(found["loss"])
         if len(bad := np.flatnonzero(~np.isfinite(loss))):
             number = int(bad[0]) + 1
-            raise Diverged(f"loss is {loss[bad[0]]} at update {number} with seed={seed}; try float32", number)
+            raise Diverged(
+                f"loss is {loss[bad[0]]} at update {number} with seed={seed}; try precision=float32", number
+            )
         figures = {
             "accuracy": float(found["accuracy"]),
             "plain_accuracy": float(found["plain_accuracy"]),
@@ -119,8 +122,12 @@ class Speedrun:
 
 def _await(results: dict[str, Any]) -> dict[str, Any]:
     """The results on the host; between looks a signal can stop the process, which a CPU may keep busy for an hour."""
-    while not all(each.is_ready() for each in results.values()):
-        time.sleep(POLL_SECONDS)
+    try:
+        while not all(each.is_ready() for each in results.values()):
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        leave_threads_behind()  # the call goes on, and nobody can end it
+        raise
     found: dict[str, Any] = jax.device_get(results)
     return found
 
