@@ -1,4 +1,4 @@
-"""`hotloop cnn ...`: train, sweep, validate, predict, describe, import, and the data commands. jax waits."""
+"""`hotloop cnn ...`: train, sweep, speedrun, validate, predict, describe, import, and the data commands. jax waits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +9,7 @@ from hotloop.errors import OptionError
 from hotloop.families.cnn import command_options as configs
 from hotloop.families.cnn.options import TrainConfig, ValidateConfig
 from hotloop.families.cnn.presets import PRESETS, values_of_run
+from hotloop.families.cnn.speedrun.config import SpeedrunConfig
 from hotloop.families.cnn.sweep_options import SweepConfig
 
 DATA = "cnn.data_commands"
@@ -28,6 +29,13 @@ SWEEP_EPILOG = """Examples:
   hotloop cnn sweep ... --resume --run-name NAME       go on with one that was stopped
 
 docs/cnn.md has what a sweep writes, and how its trials are chosen."""
+
+SPEEDRUN_EPILOG = """Examples:
+  hotloop cnn speedrun                                 one run; about a second on a large GPU, after compilation
+  hotloop cnn speedrun --repeats 50                    50 seeds of the same program: mean accuracy, seconds each
+
+A run is one call of the device and has no checkpoints: there is nothing to resume, and one takes seconds to repeat.
+docs/cnn.md has the network and the recipe."""
 
 
 def run_train(config: TrainConfig, context: Context) -> Result:
@@ -96,6 +104,12 @@ def run_sweep(config: SweepConfig, context: Context) -> Result:
     return sweep.run(config, plan, context)
 
 
+def run_speedrun(config: SpeedrunConfig, context: Context) -> Result:
+    from hotloop.families.cnn.speedrun import train
+
+    return train.run(config, context, " ".join(["hotloop", *context.argv]))
+
+
 def run_describe(config: configs.DescribeConfig, context: Context) -> Result:
     """A table of layers, and with --stages where to cut them; nothing is computed unless layers are timed."""
     from hotloop.families.cnn.description import describe_model
@@ -125,6 +139,13 @@ COMMAND = Command(
             run_sweep,
             presets=PRESETS,
             epilog=SWEEP_EPILOG,
+        ),
+        computing_command(
+            "speedrun",
+            "CIFAR-10 to 94 % in one compiled call.",
+            SpeedrunConfig,
+            run_speedrun,
+            epilog=SPEEDRUN_EPILOG,
         ),
         Command(
             "validate",

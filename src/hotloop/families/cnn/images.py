@@ -59,9 +59,13 @@ def draw_crops_on_host(generator: np.random.Generator, count: int) -> CropDraws:
 
 
 def crop_and_flip(
-    images: Any, drawn: CropDraws, reach: int = PADDING, fill: Literal["constant", "edge"] = "constant"
+    images: Any,
+    drawn: CropDraws,
+    reach: int = PADDING,
+    fill: Literal["constant", "edge", "reflect"] = "constant",
 ) -> Any:
-    """Images padded by `reach` pixels a side (black or the nearest), cropped to their old size, mirrored as drawn."""
+    """Images padded by `reach` pixels a side (black, the nearest, or a reflection), cropped to their old size, mirrored
+    as drawn."""
     pads = ((0, 0), (reach, reach), (reach, reach), (0, 0))
     if isinstance(images, np.ndarray):
         on_host, out = np.pad(images, pads, fill), np.empty_like(images)
