@@ -42,7 +42,7 @@ def name_decoder() -> str:
     """Who decodes JPEGs, and what there is to do where it is not the faster one."""
     if find_simplejpeg():
         return "simplejpeg decodes"
-    return "pillow decodes (images take some 15 % longer than by simplejpeg, which pip install 'hotloop[images]' brings)"
+    return "pillow decodes (some 15 % slower than simplejpeg, which pip install 'hotloop[images]' brings)"
 
 
 def read_rows(opened: "Image.Image", encoded: bytes, rows: int, factor: int = 1) -> tuple[Pixels, int]:
