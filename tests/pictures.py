@@ -3,6 +3,19 @@
 import io
 
 import numpy as np
+import pytest
+
+from hotloop.data import jpeg_rows
+
+DECODERS = ("simplejpeg", "pillow")
+
+
+def use_decoder(monkeypatch, name):
+    """Decode JPEGs by one of DECODERS; skips the test where it is not installed."""
+    if name == "pillow":
+        monkeypatch.setattr(jpeg_rows, "find_simplejpeg", lambda: None)
+    else:
+        pytest.importorskip(name)
 
 
 def picture(width, height, seed=0, mode="RGB"):
@@ -16,10 +29,10 @@ def picture(width, height, seed=0, mode="RGB"):
     return Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8)).convert(mode)
 
 
-def encoded(width, height, seed=0, mode="RGB", kind="JPEG"):
-    """The bytes of such a picture."""
+def encoded(width, height, seed=0, mode="RGB", kind="JPEG", **options):
+    """The bytes of such a picture; the options are those of pillow's encoder."""
     out = io.BytesIO()
-    picture(width, height, seed, mode).save(out, kind)
+    picture(width, height, seed, mode).save(out, kind, **options)
     return out.getvalue()
 
 

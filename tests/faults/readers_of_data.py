@@ -24,7 +24,7 @@ from hotloop.data.jpeg import ImageError, check_image, decode
 from hotloop.data.load import load
 from hotloop.data.tfrecord import index_shards, write_example
 from hotloop.families.cnn import prediction, torch_weights
-from hotloop.families.cnn.photographs import resample_bytes, resample_floats, training_image
+from hotloop.families.cnn.photographs import evaluation_image, training_image
 from hotloop.families.recommender import convert
 from pictures import encoded
 from records import write_records
@@ -145,8 +145,8 @@ def of_data() -> list[Reader]:
     def trained(image: EncodedImage) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for resize in (resample_bytes, resample_floats):
-                training_image(image, np.random.default_rng(0), 32, resize)
+            training_image(image, np.random.default_rng(0), 32)
+            evaluation_image(image, 32)
 
     def predicted(file: Path) -> None:
         with warnings.catch_warnings():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hotloop.data.image_stores import RecordSet
+from hotloop.data.jpeg_rows import name_decoder
 from hotloop.engine import processes
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import data_commands
@@ -167,7 +168,9 @@ def test_the_benchmark_reads_records_and_folders(request, source, split):
     listener = Listener()
     result = run_benchmark(config, listener)
     assert result["images_per_second"] == result["epochs"][1] > 0
-    assert "threads" in result["pipeline"]
+    folder = request.getfixturevalue(source)
+    assert result["pipeline"].startswith(f"2 threads, {name_decoder()}, ")
+    assert result["pipeline"].endswith(f" at {folder}")
     assert listener.lines[-1].endswith(f"throughput: {result['images_per_second']:.1f} samples/sec")
 
 

@@ -27,6 +27,7 @@ from hotloop.data.image_stores import (
     list_shards,
     part_folder,
 )
+from hotloop.data.jpeg_rows import name_decoder
 from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.engine import processes
 from hotloop.engine.feed import Order, Resident
@@ -249,7 +250,7 @@ def _photographs(config: BenchmarkConfig, console: Console, stack: ExitStack) ->
         count = order.period // size
         return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count, rows)
 
-    return _batchwise(config, batches), f"{workers} {decoding.kind}, {store.source}"
+    return _batchwise(config, batches), f"{workers} {decoding.kind}, {name_decoder()}, {store.source}"
 
 
 def _own_rows(config: BenchmarkConfig) -> slice:

@@ -26,6 +26,7 @@ from hotloop.data.image_stores import (
     is_record_folder,
 )
 from hotloop.data.jpeg import pillow
+from hotloop.data.jpeg_rows import name_decoder
 from hotloop.data.load import load
 from hotloop.engine import processes
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
@@ -130,7 +131,8 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
                     f"{whole.classes:,}: leave some of them out"
                 )
         found = f"{' + '.join(f'{len(store):,}' for store in there)} photographs"
-        console.say(f"data: imagenet, {found}, files at {config.dataset_path}, {count} workers")
+        workers = f"{count} workers, {name_decoder()}"
+        console.say(f"data: imagenet, {found}, files at {config.dataset_path}, {workers}")
     size = whole._replace(
         train=whole.train if train is None else len(train),
         validation=whole.validation if validation is None else len(validation),
