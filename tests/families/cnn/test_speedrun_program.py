@@ -32,12 +32,12 @@ def pictures(count, seed):
     return {"image": np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), "label": labels}
 
 
-def test_the_whole_set_takes_243_updates_and_seven_with_the_bias():
-    assert (Recipe().updates(50_000), Recipe().whitening_updates(50_000)) == (243, 7)
+def test_the_whole_set_takes_256_updates_and_seven_with_the_bias():
+    assert (Recipe().updates(50_000), Recipe().whitening_updates(50_000)) == (256, 7)
     assert Recipe().updates_per_epoch(50_000) == 32
 
 
-@pytest.mark.parametrize("total", [1, 17, 243])
+@pytest.mark.parametrize("total", [1, 17, 256])
 def test_kernels_are_rescaled_less_and_less_often(total):
     """As the public program counts: every 2 + int(15 done / total) updates."""
     last, expected = 0, []
@@ -45,7 +45,7 @@ def test_kernels_are_rescaled_less_and_less_often(total):
         expected.append(step - last >= 2 + int(15 * (step / total)))
         last = step if expected[-1] else last
     assert list(rescaled_updates(total)) == expected
-    if total == 243:
+    if total == 256:
         places = np.flatnonzero(expected)
         assert list(places[:3]) == [1, 3, 5] and 14 <= np.diff(places)[-1] <= 17
 

@@ -22,7 +22,7 @@ class SpeedrunConfig(Options):
         1, "So many runs of the same compiled program, with seeds one after another.", check=positive
     )
     epochs: Fraction = option(
-        Fraction("7.59"), "Passes over the training images, in whole updates rounded up.", check=positive
+        Fraction(8), "Passes over the training images, in whole updates rounded up.", check=positive
     )
     batch_size: int = option(1536, "Images an update; those left over in a pass are dropped.", check=positive)
     precision: Literal["auto", "float16", "bfloat16", "float32"] = option(
@@ -42,7 +42,7 @@ class Recipe:
     """Rates are those of the first update; all of them fall to zero along a straight line."""
 
     batch_size: int = 1536
-    epochs: Fraction = Fraction("7.59")
+    epochs: Fraction = Fraction(8)
     widths: tuple[int, int, int] = (64, 256, 256)  # channels of the three groups
     whitening_epochs: Fraction = Fraction("0.19")  # in which the bias of the whitening is trained, too
     whitening_images: int = 960  # from which its filters are made
