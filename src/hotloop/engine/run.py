@@ -39,6 +39,7 @@ OPEN: weakref.WeakSet["Run"] = weakref.WeakSet()
 PROCESS_EVENTS: Mapping[str, tuple[str, ...]] = {
     "start": (),
     "compile": ("updates_per_call",),
+    "first_update": (),
     "profile": (),
     "warning": ("message",),
 }

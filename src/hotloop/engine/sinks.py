@@ -167,7 +167,8 @@ def console_line(record: Record) -> str:
         seconds = record["lower_seconds"] + record["compile_seconds"]
         what = f" {record['program']}" if "program" in record else ""
         length = f", calls of {record['updates_per_call']:,} updates" if "updates_per_call" in record else ""
-        return f"compiled{what} in {seconds:.1f} s{length}"
+        meanwhile = " meanwhile" if record.get("ahead") else ""
+        return f"compiled{what}{meanwhile} in {seconds:.1f} s{length}"
     figures = ", ".join(_figures(record))
     place = f"update {record['update']:,}" + (f", epoch {record['epoch']:.2f}" if "epoch" in record else "")
     if event == "log":
