@@ -254,6 +254,7 @@ def train_run(
         throughput = Throughput(job, limits)
         if config.compile_only or config.mlperf_logging:
             with console.progress(config.model_name):
+                program.fit(state, plan.count_lengths())
                 program.compile(state, min(plan.updates_per_call, program.updates_per_call))
             record.event("compile", updates_per_call=program.updates_per_call, **compile_seconds(program))
         if config.compile_only:
