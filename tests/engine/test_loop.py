@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from functools import cache
 from typing import Any
 
@@ -226,6 +227,18 @@ def test_compiling_ahead_of_time_is_timed_apart_and_reports_cost_and_memory() ->
     before = calls.compile_seconds
     calls(copy_state(WALK_START), 0, 4)
     assert calls.compile_seconds == before
+
+
+def test_the_tracing_that_a_blocks_length_is_chosen_by_counts_as_lowering() -> None:
+    def slow(state: Any, batch: Any, key: jax.Array) -> Any:
+        time.sleep(0.3)  # while it is traced, which is once
+        return walk(state, batch, key)
+
+    calls = Program(slow, Resident(toy.data(), 4), 4, jax.random.key(0), loop="blocks")
+    calls.fit(WALK_START)
+    assert calls.lower_seconds == 0.0
+    calls.compile(WALK_START)
+    assert calls.lower_seconds >= 0.3
 
 
 def test_another_seed_is_the_same_program_and_gives_other_numbers() -> None:

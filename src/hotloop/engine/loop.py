@@ -100,6 +100,8 @@ class Program:
         """Of the call compiled last, how often its program calls each kernel of hotloop-native."""
         self.compiler_options: dict[str, str | bool] = {}
         """What the compiler was given, as `choose_options` has it."""
+        self._fit_seconds = 0.0
+        """Of tracing that is still to be counted with the first lowering."""
         self.executables: dict[Form, Any] = {}
         self._ahead: dict[Form, Future[_Compiled]] = {}
         """Those that a thread compiles."""
@@ -128,8 +130,10 @@ class Program:
         cut: Counter[int] = Counter()
         for length, calls in (lengths or {self.updates_per_call: 1}).items():
             cut[min(length, self.updates_per_call)] += calls
+        started = time.perf_counter()
         traced = self._one.trace(state, np.uint32(0), self.feed.like(1), self.key, np.uint32(0))
         self.form = choose_form(cut, count_operations(traced.jaxpr.jaxpr))
+        self._fit_seconds = time.perf_counter() - started
 
     def missing(self, count: int) -> list[Form]:
         """The programs of a call of `count` updates that are still to be compiled, or to be waited for."""
@@ -197,7 +201,8 @@ class Program:
     def _lower(self, state: State, form: Form) -> "_Lowered":
         started = time.perf_counter()
         call = self._lower_form(state, form)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started + self._fit_seconds
+        self._fit_seconds = 0.0
         return _Lowered(call, seconds, count_native_calls(call), choose_options(call, platform()))
 
     def _lower_form(self, state: State, form: Form) -> Any:
