@@ -196,7 +196,8 @@ def flops(case: Case) -> int:
 
 def peak_flops(case: Case) -> float | None:
     """What the device was measured to do a second in the case's type; measured now on a GPU."""
-    limits = measure.known_ceilings(jax.devices()[0])
+    device = jax.devices()[0]
+    limits = measure.known_ceilings(device) if device.platform == "cpu" else measure.ceilings(device)
     return 1e12 * limits.matmul_tflops[str(case.job.policy.compute)] if limits else None
 
 

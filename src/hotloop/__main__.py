@@ -3,6 +3,7 @@
 import os
 import sys
 
+import hotloop.startup  # noqa: F401 - its clock starts here
 from hotloop.engine.interrupt import listen
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -49,6 +50,23 @@ def test_a_later_process_finds_the_programs_and_damage_is_repaired(tmp_path):
         path.write_bytes(content if number % 2 else content[: len(content) // 2])
     assert compiled_and_found(tmp_path) == (len(entries), 0)
     assert compiled_and_found(tmp_path) == (0, len(entries))
+
+
+AUTOTUNING = """
+from hotloop.engine.device import setup
+setup("cpu")
+from jax._src import compiler
+options = compiler.get_compile_options(1, 1)  # held: what is asked of it next lies in its memory
+print(options.executable_build_options.debug_options.xla_gpu_per_fusion_autotune_cache_dir)
+"""
+
+
+def test_what_a_gpus_compiler_has_measured_is_kept_beside_the_programs(tmp_path):
+    """jax asks for that by itself where it has a cache; what it calls the folder is what clearing deletes."""
+    environment = {**os.environ, "HOTLOOP_CACHE": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", AUTOTUNING], env=environment, capture_output=True, text=True)
+    folder = Path(said.stdout.strip())
+    assert folder.parent == tmp_path / "programs" and folder.match("xla_gpu_*")
 
 
 def test_off_writes_nothing(tmp_path, monkeypatch):

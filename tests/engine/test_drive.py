@@ -14,8 +14,10 @@ import pytest
 import toy_family as toy
 
 from family_protocol import same_tree
+from hotloop import startup
 from hotloop.engine import drive as driving
 from hotloop.engine.batch_sources import Streamed
+from hotloop.engine.blocks import Form
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.checkpoint_folder import KeepBest
 from hotloop.engine.drive import Diverged, LogWindow, drive
@@ -70,6 +72,7 @@ def test_events_come_in_order_and_the_compilation_is_one_of_its_own(run: Run, tm
     assert told == [
         ("start", 0),
         ("compile", 0),
+        ("first_update", 1),
         ("log", 3),
         ("log", 6),
         ("validation", 6),
@@ -99,7 +102,7 @@ def test_a_program_that_is_compiled_while_a_piece_runs_is_not_in_the_throughput(
     compile_quickly = program.compile
 
     def compile_slowly(state: Any, count: int) -> None:
-        if count not in program.executables:
+        if program.missing(count):
             time.sleep(0.5)
         compile_quickly(state, count)
 
@@ -165,7 +168,7 @@ def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         done += count
 
     class Odd:
-        def __init__(self, longest: int, usual_call: int | None = None):
+        def __init__(self, *_: Any):
             self.sizes = [1, 2, 7, 3, 11]
 
         def next(self, remaining: int) -> int:
@@ -196,6 +199,54 @@ def test_scanned_and_streamed_runs_end_in_the_same_state(run: Run) -> None:
     with Streamed(toy.data(), BATCH, seed=3) as feed:
         same_tree(drive(walking(plan, feed), plan, START, run), expected, "streamed")
     assert [log["loss"] for log in events(run, "log")] == [10.5, 30.5] * 3
+
+
+@pytest.mark.parametrize("log_every", [150, 650])
+def test_an_accelerators_run_of_equal_calls_compiles_once(run: Run, log_every: int) -> None:
+    plan = Plan.for_updates(2 * log_every, log_every=log_every)
+    program = walking(plan, loop="blocks")
+    drive(program, plan, START, run)
+    assert [record["updates_per_call"] for record in events(run, "compile")] == [log_every]
+    assert len(program.executables) == 1
+    assert [log["loss"] for log in events(run, "log")] == [(log_every + 1) / 2, (3 * log_every + 1) / 2]
+
+
+def test_what_calls_leave_over_is_compiled_while_blocks_run(run: Run) -> None:
+    """Calls of 100 in blocks of 16: the rest of 4 comes after six blocks, by a program that a thread has compiled."""
+    plan = Plan.for_updates(300, log_every=100)
+    program = walking(plan, loop="blocks")
+    program.form = Form(16, 16)
+    seen: dict[int, int] = {}
+    state = drive(
+        program, plan, START, run, on_call=lambda first, metrics: seen.update({first: len(metrics["loss"])})
+    )
+    compiled = events(run, "compile")
+    assert [(record["updates_per_call"], record.get("ahead")) for record in compiled] == [
+        (16, None),
+        (15, True),
+    ]
+    assert [record["update"] for record in compiled] == [0, 96]
+    assert {96: 4, 196: 4, 296: 4}.items() <= seen.items() and sum(seen.values()) == 300
+    assert [log["loss"] for log in events(run, "log")] == [50.5, 150.5, 250.5]
+    (first,) = events(run, "first_update")
+    assert (first["update"], first["updates"]) == (16, 16)
+    with Run(run.path.parent / "other", {}, command="test", environment={}) as other:
+        same_tree(state, drive(walking(plan, loop="while"), plan, START, other), "blocks")
+
+
+def test_the_first_update_is_on_record_with_what_came_before_it(run: Run) -> None:
+    plan = Plan.for_updates(6, log_every=3)
+    startup.end_part("weights")
+    program = walking(plan)
+    drive(program, plan, START, run)
+    (first,), (compiled,) = events(run, "first_update"), events(run, "compile")
+    assert (first["update"], first["updates"]) == (1, 1)
+    assert first["parts"]["weights"] > 0 and first["call_seconds"] > 0
+    spent = {name: compiled[name] for name in ("lower_seconds", "compile_seconds")}
+    assert spent.items() <= first.items()
+    assert first["seconds"] > sum(spent.values()) + first["call_seconds"] + first["parts"]["weights"]
+    drive(program, plan, START, run)  # nothing is compiled for a second run of the same program
+    assert len(events(run, "first_update")) == 1
 
 
 def test_progress_moves_by_every_update(run: Run) -> None:

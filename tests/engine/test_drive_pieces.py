@@ -33,6 +33,23 @@ def test_pieces_tile_every_call_and_respect_the_longest(
     assert ends <= {sum(made[:n]) for n in range(1, len(made) + 1)}
 
 
+@given(calls=calls, pace=pace, block=st.integers(1, 200))
+def test_pieces_of_blocks_are_whole_blocks_but_for_one_rest_of_each_call(
+    calls: list[int], pace: float, block: int
+) -> None:
+    made = dispatch(Pieces(300, None, block), calls, min(pace, 2 / block))
+    rests = [piece for piece in made if piece % block]
+    assert sum(made) == sum(calls) and max(rests, default=0) < block
+    assert rests == [call % block for call in calls if call % block]
+
+
+def test_blocks_that_take_far_too_long_are_left_for_single_updates() -> None:
+    made = dispatch(Pieces(1000, None, 100), [300, 300], 0.5)
+    assert made[:2] == [100, 2] and set(made[1:]) == {2}
+    made = dispatch(Pieces(1000, None, 100), [300, 300], 0.03)  # a block is three seconds: it stays
+    assert set(made) == {100}
+
+
 @pytest.mark.parametrize("seconds", [1e-4, 1e-3, 0.04, 0.2])
 def test_free_pieces_take_half_a_second_once_the_pace_is_known(seconds: float) -> None:
     made = dispatch(Pieces(10**6), [100_000], seconds)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,9 @@ import toy_family as toy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from family_protocol import check_family, same_tree
+from hotloop.engine import loop as looping
 from hotloop.engine.batch_sources import Streamed
+from hotloop.engine.blocks import Form
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state, count_native_calls
@@ -50,8 +53,8 @@ def walk(state: Any, batch: Any, key: jax.Array) -> Any:
     return {"w": w}, {"loss": w.sum()}
 
 
-def walking(per_call: int, seed: int = 0) -> Program:
-    return Program(walk, Resident(toy.data(), 4, seed=seed), per_call, seed_key(seed))
+def walking(per_call: int, seed: int = 0, loop: Any = None) -> Program:
+    return Program(walk, Resident(toy.data(), 4, seed=seed), per_call, seed_key(seed), loop=loop)
 
 
 def state_of(config: toy.Config | None = None) -> Any:
@@ -82,7 +85,7 @@ def test_scanned_calls_and_streamed_data_give_the_same_bits_too() -> None:
         same_tree(train(program(25, feed=feed), state_of()), expected, "streamed")
 
 
-def traced_calls(loop: Any, spans: tuple[tuple[int, int], ...]) -> tuple[int, list[bool]]:
+def traced_calls(loop: Any, spans: tuple[tuple[int, int], ...], per_call: int = 10) -> tuple[int, list[bool]]:
     """How often the update was traced, and which calls found their program compiled."""
     traced, ready = [], []
 
@@ -90,10 +93,11 @@ def traced_calls(loop: Any, spans: tuple[tuple[int, int], ...]) -> tuple[int, li
         traced.append(1)
         return walk(state, batch, key)
 
-    calls = Program(counted, Resident(toy.data(), 4), 10, jax.random.key(0), loop=loop)
+    calls = Program(counted, Resident(toy.data(), 4), per_call, jax.random.key(0), loop=loop)
     state = copy_state(WALK_START)
+    calls.fit(state)
     for first, count in spans:
-        ready.append((calls.updates_per_call if calls.any_count else count) in calls.executables)
+        ready.append(not calls.missing(count))
         state, _ = calls(state, first, count)
     return len(traced), ready
 
@@ -105,12 +109,79 @@ def test_one_compilation_serves_every_count_and_traces_the_update_once() -> None
 
 def test_scanning_compiles_the_counts_in_use_and_no_other() -> None:
     spans = ((0, 4), (4, 4), (8, 2), (10, 4))
-    assert traced_calls("scan", spans) == (2, [False, True, False, True])
+    assert traced_calls("scan", spans) == (1, [False, True, False, True])
 
 
-def test_a_call_uses_up_the_state_it_is_given() -> None:
+@pytest.mark.parametrize(
+    ("per_call", "spans", "expected"),
+    [
+        (
+            10,
+            ((0, 10), (10, 1), (11, 10), (21, 3)),
+            [False, False, True, True],
+        ),  # a block, and any number below it
+        (1000, ((0, 1000), (1000, 250), (1250, 13), (1263, 999)), [False, True, False, True]),
+        (1, ((0, 1), (1, 1)), [False, True]),
+    ],
+)
+def test_blocks_take_a_second_program_for_what_is_no_block_and_never_a_third(
+    per_call: int, spans: Any, expected: list[bool]
+) -> None:
+    assert traced_calls("blocks", spans, per_call) == (1, expected)
+
+
+@pytest.mark.parametrize(
+    ("block", "capacity"),
+    [
+        (7, 14),
+        *(pytest.param(*form, marks=pytest.mark.slow) for form in ((1, 75), (5, 75), (16, 64), (75, 75))),
+    ],
+)
+def test_blocks_of_any_size_give_the_same_bits_and_every_update_of_the_metrics(
+    block: int, capacity: int
+) -> None:
+    calls = program(75, loop="blocks")
+    calls.form = Form(block, capacity)
+    same_tree(train(calls, state_of()), trained(100), "one call")
+    state, done, parts = copy_state(state_of()), 0, []
+    for count in (1, 6, 16, 5, 40, 7):
+        state, metrics = calls(state, done, count)
+        parts.append(metrics["loss"])
+        done += count
+    same_tree((state, np.concatenate(parts)), (trained(100)[0], trained(100)[1]["loss"]), "several calls")
+
+
+def test_a_program_that_a_thread_compiles_is_the_one_that_is_called() -> None:
+    calls = program(75, loop="blocks")
+    state = copy_state(state_of())
+    calls.form = Form(16, 64)
+    calls.compile(state, 64)
+    before = calls.lower_seconds, calls.compile_seconds
+    calls.compile_ahead(state, 75)
+    calls.compile_ahead(state, 75)
+    assert [*calls.executables] == [Form(16, 64)] and calls.is_ahead(75) and not calls.is_ahead(64)
+    calls.compile(state, 75)
+    assert [*calls.executables] == [Form(16, 64), Form(1, 15)] and not calls.missing(75)
+    assert calls.lower_seconds > before[0] and calls.compile_seconds > before[1]
+    same_tree(train(calls, state_of()), trained(100), "compiled by a thread")
+
+
+def test_a_program_that_a_thread_cannot_compile_says_so_where_it_is_needed(monkeypatch: Any) -> None:
+    calls = walking(1, loop="blocks")
+    state = copy_state(WALK_START)
+    calls.fit(state)
+    monkeypatch.setattr(looping, "_compile_lowered", lambda given: 1 / 0)
+    calls.compile_ahead(state, 1)
+    with pytest.raises(ZeroDivisionError):
+        calls(state, 0, 1)
+
+
+@pytest.mark.parametrize("loop", ["while", "blocks"])
+def test_a_call_uses_up_the_state_it_is_given(loop: Any) -> None:
     given = copy_state(WALK_START)
-    walking(2)(given, 0, 2)
+    calls = walking(200, loop=loop)
+    calls.form = Form(4, 200) if loop == "blocks" else None
+    calls(given, 0, 10)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
 
 
@@ -140,7 +211,7 @@ def test_array_metrics_are_stacked_as_well() -> None:
     def update(state: Any, batch: Any, key: jax.Array) -> Any:
         return state + 1, {"loss": state, "histogram": jnp.arange(3) + state}
 
-    for loop in ("while", "scan"):
+    for loop in ("while", "blocks", "scan"):
         calls = Program(update, Resident(toy.data(), 4), 4, jax.random.key(0), loop=loop)  # type: ignore[arg-type]
         _, metrics = calls(jnp.int32(5), 0, 4)
         assert metrics["histogram"].shape == (4, 3)
@@ -156,6 +227,18 @@ def test_compiling_ahead_of_time_is_timed_apart_and_reports_cost_and_memory() ->
     before = calls.compile_seconds
     calls(copy_state(WALK_START), 0, 4)
     assert calls.compile_seconds == before
+
+
+def test_the_tracing_that_a_blocks_length_is_chosen_by_counts_as_lowering() -> None:
+    def slow(state: Any, batch: Any, key: jax.Array) -> Any:
+        time.sleep(0.3)  # while it is traced, which is once
+        return walk(state, batch, key)
+
+    calls = Program(slow, Resident(toy.data(), 4), 4, jax.random.key(0), loop="blocks")
+    calls.fit(WALK_START)
+    assert calls.lower_seconds == 0.0
+    calls.compile(WALK_START)
+    assert calls.lower_seconds >= 0.3
 
 
 def test_another_seed_is_the_same_program_and_gives_other_numbers() -> None:
@@ -209,7 +292,7 @@ def nested_metrics(state: Any, batch: Any, key: jax.Array) -> Any:
         (nested_metrics, "metrics a flat dict"),
     ],
 )
-@pytest.mark.parametrize("loop", ["while", "scan"])
+@pytest.mark.parametrize("loop", ["while", "blocks", "scan"])
 def test_an_update_that_returns_the_wrong_thing_is_told_in_one_line(
     update: Any, message: str, loop: Any
 ) -> None:

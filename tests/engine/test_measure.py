@@ -13,6 +13,7 @@ from hotloop.engine.measure import (
     Sizes,
     ceilings,
     copy_gbps,
+    known_ceilings,
     matmul_tflops,
     measure_ceilings,
     noise,
@@ -42,7 +43,9 @@ def test_every_limit_is_a_positive_number():
 
 def test_limits_are_kept_and_measured_again_when_asked(own_cache):
     device = jax.devices()[0]
+    assert known_ceilings(device) is None  # it only looks
     first = ceilings(device)
+    assert known_ceilings(device) == first
     assert ceilings(device) == first
     assert ceilings(device, calibrate=True) != first
     (path,) = (own_cache / "ceilings").iterdir()

@@ -68,6 +68,18 @@ def test_two_processes_of_two_devices_equal_one_of_four_and_one_device(two_by_tw
     assert "this is process 1" in (two_by_two / "processes" / "1.log").read_text()
 
 
+@pytest.mark.slow
+def test_processes_wait_for_each_other_where_a_thread_compiles_what_blocks_leave_over(tmp_path):
+    """Calls of 7 in blocks of 2: whoever has compiled the rest's program first must not call it alone."""
+    numbers = {"updates": 14, "log_every": 7, "checkpoint_every": 14}
+    words = [word for name, value in numbers.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    together.launch("--run", str(tmp_path / "two"), "--replicas", "4", "--block", "2", *words)
+    alone = train_here(tmp_path / "alone", **numbers)
+    assert max(differences(tmp_path / "two", alone)) < 1e-6
+    compiled = [record for record in read_events(tmp_path / "two") if record["event"] == "compile"]
+    assert [(each["updates_per_call"], each.get("ahead")) for each in compiled] == [(2, None), (1, True)]
+
+
 @pytest.mark.parametrize("change", [{"label": 3}, {"moved": 1e-3}])
 def test_one_label_or_weight_that_differs_is_seen(change, two_by_two, tmp_path):
     changed = train_here(tmp_path / "run", **change)

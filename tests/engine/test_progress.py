@@ -110,7 +110,7 @@ def test_a_bar_says_that_the_compiler_works_and_estimates_from_its_end_on(monkey
         with compiling():
             monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 75)
             progress._shown[0].refresh()
-            assert "compiling 75 s" in terminal.getvalue()
+            assert "compiling (75 s so far)" in terminal.getvalue()
         assert (task.completed, task.speed) == (4, None)
         assert task.elapsed < 60  # what the compiler took does not count
         bar.advance(1)
@@ -180,4 +180,4 @@ def test_on_a_real_terminal_the_seconds_of_the_compiler_go_on():
             text += part
     os.close(ours)
     assert child.wait(60) == 0
-    assert b"compiling 0 s" in text and b"compiling 1 s" in text and b"on we go" in text
+    assert b"compiling (0 s so far)" in text and b"compiling (1 s so far)" in text and b"on we go" in text

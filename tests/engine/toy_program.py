@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hotloop import Evaluation, Plan, Program, Resident, Streamed
 from hotloop.cli import Command, Context, option, run_program
 from hotloop.engine import processes
+from hotloop.engine.blocks import Form
 from hotloop.engine.device import REPLICA, device_mesh
 from hotloop.engine.interrupt import listen, print_to_stderr
 from hotloop.engine.progress import Console
@@ -35,6 +36,7 @@ class Config:
     log_every: int = option(1, "Updates between logs.")
     checkpoint_every: int = option(2, "Updates between checkpoints.")
     replicas: int = option(1, "Devices.")
+    block: int = option(0, "Updates of a block, as accelerators have them; 0: as a CPU has them.")
     streamed: bool = option(False, "Read batches from the host.")
     moved: float = option(0.0, "What the first weight is moved by.")
     label: int = option(-1, "What the label of sample 5 is changed to; -1: it stays.")
@@ -89,7 +91,10 @@ def train(config: Config, console: Console | None = None) -> None:
         checkpoint_every=config.checkpoint_every,
         validate_every=config.updates,
     )
-    program = Program(toy.update(options), feed, plan.updates_per_call, jax.random.key(7))
+    loop: Any = "blocks" if config.block else None
+    program = Program(toy.update(options), feed, plan.updates_per_call, jax.random.key(7), loop=loop)
+    if config.block:
+        program.form = Form(config.block, config.block)
     tests = toy.data(101, seed=5)
     evaluation = Evaluation(toy.evaluate(options), tests, batch_size=40, sharding=sharding)
     settings = {name: value for name, value in asdict(config).items() if name not in ("run", "resume")}

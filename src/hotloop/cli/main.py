@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from hotloop import startup
 from hotloop.cli.command import Command, Context, Result, print_error, print_json, spell_options
 from hotloop.engine.interrupt import Stopped, leave_at_once, leave_if_due, raise_stops
 from hotloop.errors import DISK_ERRORS, HotloopError, OptionError, did_you_mean
@@ -184,6 +185,7 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
     for option, flag in command.xla_flags.items():
         if getattr(config, option):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    startup.end_part("options")
     try:
         if command.on_device:
             with leave_at_once():
@@ -195,7 +197,9 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
                     warn=context.warn,
                     check=partial(check_before_devices, command, config, context.given),
                 )
+            startup.end_part("device")
         run = find_function(command.run) if isinstance(command.run, str) else command.run
+        startup.end_part("imports")
         # Until now there was nothing to tidy up.
         with raise_stops():
             result: Result | None = run(config, context)

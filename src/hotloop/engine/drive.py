@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hotloop import startup
 from hotloop.engine import processes
 from hotloop.engine.batch_sources import InputEnded
 from hotloop.engine.checkpoint import Checkpoints, Restored
@@ -154,13 +155,14 @@ def _is_finite(state: State) -> Any:
 class Pieces:
     """How many updates to dispatch at once: about a second of them.
 
-    A program that runs any number of updates (no `usual_call`) follows the pace. One that compiles each number has few
-    sizes, each a multiple of the one before: the first divides the usual call if a fitting divisor exists, a longer one
-    is added only when pieces prove far too short, and what it leaves of a call is made in the sizes there are.
+    A program that runs any number of updates (no `usual_call`) follows the pace, in whole blocks of `block` updates;
+    what they leave of a call is a piece of its own. One that compiles each number has few sizes, each a multiple of the
+    one before: the first divides the usual call if a fitting divisor exists, a longer one is added only when pieces
+    prove far too short, and what it leaves of a call is made in the sizes there are.
     """
 
-    def __init__(self, longest: int, usual_call: int | None = None):
-        self._longest, self._free, self.sizes = longest, usual_call is None, [1]
+    def __init__(self, longest: int, usual_call: int | None = None, block: int = 1):
+        self._longest, self._free, self._block, self.sizes = longest, usual_call is None, block, [block]
         if usual_call is not None:
             first = min(FIRST_PIECE, longest, usual_call)
             divisor = closest_divisor(usual_call, first)
@@ -168,13 +170,17 @@ class Pieces:
 
     def next(self, remaining: int) -> int:
         """The updates to dispatch now, of `remaining` ones in the call."""
+        if self._free:
+            count = min(self.sizes[-1], remaining)
+            return count // self._block * self._block or count
         return max((size for size in self.sizes if size <= remaining), default=remaining)
 
     def learn(self, count: int, seconds: float) -> None:
         fitting = min(self._longest, max(1, round(count * TARGET_SECONDS / max(seconds, 1e-9))))
         longest = self.sizes[-1]
         if self._free:
-            self.sizes = [fitting]
+            # A block that is somewhat too long is still sent whole: what is no block takes another program.
+            self.sizes = [fitting if 4 * fitting <= self._block else max(fitting, self._block)]
         elif count == longest and fitting >= 4 * longest:
             self.sizes.append(fitting // longest * longest)
         elif count == longest and 4 * fitting <= longest:
@@ -212,14 +218,15 @@ class _Driver:
     """Figures that describe the state as it now is."""
     saved_at: int | None = None
     free_since: float = 0.0
+    lengths: list[int] = field(default_factory=list)
+    """Calls that are still to be looked at for what they leave over."""
+    first_compiled: dict[str, float] | None = None
+    """What the run's first compilation took; nothing any more once its first update is on record."""
 
     def __post_init__(self) -> None:
         self.window = LogWindow(self.latest, self.resumed.position["window"] if self.resumed else None)
         # All processes wait for the piece that the first one profiles, so that they log after the same pieces.
         self.to_profile = bool(processes.agreed(self.report is not None))
-        longest = self.program.updates_per_call
-        usual = None if self.program.any_count else min(self.plan.updates_per_call, longest)
-        self.pieces = Pieces(longest, usual)
 
     def note_resume(self) -> None:
         """Record where the run goes on, if it does not start over, and which checkpoints could not be used."""
@@ -250,6 +257,7 @@ class _Driver:
     def run_plan(self, state: State) -> State:
         start = done = self.resumed.step if self.resumed else 0
         state = copy_state(self.resumed.state if self.resumed else state)
+        self._choose_pieces(state, start)
         with note_stops() as self.request:
             over = start in self.plan.ends and self._follow(state, start, self.left)
             while not over and (span := next(self.plan.spans(done), None)):
@@ -280,6 +288,16 @@ class _Driver:
             self._stop_if_asked(state, done)
             return state
 
+    def _choose_pieces(self, state: State, start: int) -> None:
+        """Let the program know the calls that there will be, and cut them into pieces that it makes well."""
+        program, longest = self.program, self.program.updates_per_call
+        lengths = self.plan.count_lengths(start)
+        if lengths:
+            program.fit(state, lengths)
+        self.lengths = [min(length, longest) for length in lengths]
+        usual = None if program.any_count else min(self.plan.updates_per_call, longest)
+        self.pieces = Pieces(longest, usual, program.form.block if program.form else 1)
+
     def _decide(self) -> None:
         """Of several processes the first decides for all whether they stop here, and how long the next pieces are."""
         if processes.count() > 1:
@@ -295,23 +313,13 @@ class _Driver:
     def _dispatch(self, state: State, done: int, count: int, *, profile: bool) -> State:
         """Compile and send a piece; the second one of a run, or the only one, is profiled where that was asked for."""
         self._stop_if_asked(state, done)
-        program, at = self.program, self._place(done)
-        length = program.updates_per_call if program.any_count else count
-        if length not in program.executables:
-            self._collect(leave=0)  # or the piece in flight would be timed together with the compiler
-            before = program.lower_seconds, program.compile_seconds
-            program.compile(state, count)
-            lowering, compiling = program.lower_seconds - before[0], program.compile_seconds - before[1]
-            at |= {"updates_per_call": length, "lower_seconds": lowering, "compile_seconds": compiling}
-            if program.native_calls:
-                at["native_calls"] = program.native_calls
-            if program.compiler_options:
-                at["compiler_options"] = program.compiler_options
-            self.run.event("compile", **at)
-            if self.report is not None:
-                write_program_report(self.report, program.compiled, lowering + compiling, "training")
+        program = self.program
+        if program.missing(count):
+            self._compile(state, done, count)
             self._decide()
             self._stop_if_asked(state, done)
+        elif self.lengths:
+            self._compile_rests(state)
         profiled = self.to_profile and profile
         if profiled:
             self._collect(leave=0)
@@ -329,6 +337,38 @@ class _Driver:
         if traced is not None:
             self.run.event("profile", **self._place(done + count), updates=count, folder=str(trace))
         return state
+
+    def _compile(self, state: State, done: int, count: int) -> None:
+        """Have what the next piece needs, and record how long that took."""
+        program, at = self.program, self._place(done)
+        self._collect(leave=0)  # or the piece in flight would be timed together with the compiler
+        before = program.lower_seconds, program.compile_seconds
+        capacity, ahead = max(form.capacity for form in program.missing(count)), program.is_ahead(count)
+        program.compile(state, count)
+        spent = {
+            "lower_seconds": program.lower_seconds - before[0],
+            "compile_seconds": program.compile_seconds - before[1],
+        }
+        if self.first_compiled is None:
+            self.first_compiled = spent
+        at |= {"updates_per_call": capacity, **spent}
+        if ahead:
+            at["ahead"] = True
+        if program.native_calls:
+            at["native_calls"] = program.native_calls
+        if program.compiler_options:
+            at["compiler_options"] = program.compiler_options
+        self.run.event("compile", **at)
+        if self.report is not None:
+            write_program_report(self.report, program.compiled, sum(spent.values()), "training")
+
+    def _compile_rests(self, state: State) -> None:
+        """Now that the first piece is made: what calls of the plan leave over may be compiled while others run."""
+        lengths, self.lengths = self.lengths, []
+        if any(map(self.program.missing, lengths)) and self.program.any_count:
+            self._collect(leave=0)  # or the piece in flight would be timed together with the tracing
+            for length in lengths:
+                self.program.compile_ahead(state, length)
 
     def _collect(self, leave: int) -> None:
         """Wait until no more than `leave` pieces are in flight, and take in what the others bring."""
@@ -349,6 +389,8 @@ class _Driver:
             self.window.add(metrics, count, seconds)
             self.run.reach(**self._place(first + count))
             processes.note("training", first + count)
+            if self.first_compiled:
+                self._record_first(first + count, count, now - began)
             self.fresh = {}
             if self.on_call:
                 self.on_call(first, metrics)
@@ -357,6 +399,13 @@ class _Driver:
             self._log(first + count)
         if not self.flight:
             self._log(self.plan.total_updates)
+
+    def _record_first(self, done: int, count: int, seconds: float) -> None:
+        """What it took from the command to the end of the first piece."""
+        figures: dict[str, Any] = {"updates": count, "seconds": startup.seconds(), "call_seconds": seconds}
+        figures |= {**(self.first_compiled or {}), "parts": startup.parts()}
+        self.run.event("first_update", **self._place(done), **figures)
+        self.first_compiled = {}
 
     def _log(self, done: int) -> None:
         while self.logs and self.logs[0].update <= done:

@@ -6,16 +6,18 @@ batch of an update depend on its number alone. An `Evaluation` counts every samp
 number of devices: batches are filled up with samples that are left out of the sums.
 """
 
+import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,38 +28,40 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hotloop.compiler_options import choose_options
 from hotloop.engine import feed as feeds
 from hotloop.engine import processes
+from hotloop.engine.blocks import Form, choose_form, count_operations, split_call
 from hotloop.engine.device import platform, reserve
 from hotloop.engine.feed import Batch, Feed, Gather, gather_rows
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
-from hotloop.errors import DataError, HotloopError
+from hotloop.errors import DataError, HotloopError, OptionError
 from hotloop.rehearsal import begin_work
 
 State = Any
 Metrics = Mapping[str, Array]
 Update = Callable[[Any, Batch, Array], tuple[Any, Metrics]]
-Loop = Literal["while", "scan"]
+Loop = Literal["while", "blocks", "scan"]
 
 
 class CallMetrics(Mapping[str, "np.ndarray[Any, Any]"]):
     """Every update's metrics of one call: `metrics["loss"]` is an array of [count]. They stay on the device until asked
     for, so that making a call does not wait for it; asking waits."""
 
-    def __init__(self, buffers: Mapping[str, Array], count: int):
-        self._buffers, self._count = buffers, count
+    def __init__(self, parts: Sequence[tuple[Mapping[str, Array], int]]):
+        self._parts = parts  # of each program: room for its metrics, and how many updates it made
 
     def __getitem__(self, name: str) -> "np.ndarray[Any, Any]":
-        return np.asarray(self._buffers[name])[: self._count]
+        found = [np.asarray(buffers[name])[:count] for buffers, count in self._parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._buffers)
+        return iter(self._parts[0][0])
 
     def __len__(self) -> int:
-        return len(self._buffers)
+        return len(self._parts[0][0])
 
     def wait(self) -> None:
         """Return when the call is done."""
-        for buffer in self._buffers.values():
+        for buffer in self._parts[-1][0].values():
             buffer.block_until_ready()
 
 
@@ -65,9 +69,10 @@ class Program:
     """Compiled calls of up to `updates_per_call` updates.
 
     With loop "while" the number of updates is a run-time argument: one compilation serves every call, and a CPU runs it
-    just as fast. With "scan" it is built in, which spares an accelerator a round trip to the host in every update, and
-    each number of updates in use is compiled once. Chosen by platform unless given. `unroll` updates are written out in
-    one turn of a "scan", which spares tiny ones what a turn costs on an accelerator.
+    just as fast. With "scan" all of the number is built in, which spares an accelerator a round trip to the host in
+    every update, and each number of updates in use is compiled once; `unroll` of them are written out in one turn,
+    which spares tiny ones what a turn costs there. With "blocks" the number of a block is built in: one compilation,
+    and a second one for calls that are no multiple of a block (`engine/blocks.py`). Chosen by platform unless given.
 
     >>> import jax, numpy as np
     >>> from hotloop import Program, Resident
@@ -93,47 +98,88 @@ class Program:
     ):
         self.update, self.feed, self.key, self.unroll = update, feed, key, unroll
         self.updates_per_call = min(updates_per_call, feed.longest_call)
-        self.loop: Loop = loop or ("while" if platform() == "cpu" else "scan")
-        self.any_count = self.loop == "while" and feed.any_count
-        """Whether one compilation serves calls of every length."""
+        self.loop: Loop = loop or ("while" if platform() == "cpu" else loop_of_accelerators())
+        self.any_count = self.loop != "scan" and feed.any_count
+        """Whether the same one or two programs serve calls of every length."""
+        self.form: Form | None = None
+        """The first of those programs, once it is chosen."""
         self.lower_seconds = self.compile_seconds = 0.0
         self.native_calls: dict[str, int] = {}
         """Of the call compiled last, how often its program calls each kernel of hotloop-native."""
         self.compiler_options: dict[str, str | bool] = {}
         """What the compiler was given, as `choose_options` has it."""
-        self.executables: dict[int, Any] = {}
-        """By the most updates that each can make: one alone where it serves calls of every length."""
+        self._fit_seconds = 0.0
+        """Of tracing that is still to be counted with the first lowering."""
+        self.executables: dict[Form, Any] = {}
+        self._ahead: dict[Form, Future[_Compiled]] = {}
+        """Those that a thread compiles."""
+
+        # Inlined and cached: traced once, and every program takes it from there.
+        @partial(jax.jit, inline=True)
+        def one(state: State, step: Array, arguments: Any, key: Array, first: Array) -> tuple[State, Metrics]:
+            batch = self.feed.batch(arguments, step)
+            return _check_results(self.update)(state, batch, stream(key, "update", first + step))
+
+        self._one = one
 
     @property
     def compiled(self) -> Any:
-        """The longest call's executable: cost_analysis(), memory_analysis(), as_text()."""
-        return self.executables[max(self.executables)]
+        """The executable of the most updates: cost_analysis(), memory_analysis(), as_text()."""
+        return self.executables[max(self.executables, key=lambda form: form.capacity)]
+
+    def fit(self, state: State, lengths: Mapping[int, int] | None = None) -> None:
+        """Choose the programs for calls of these lengths, with how many there are of each (None: for the longest
+        call), if that is still to do. Calls of other lengths can be made all the same."""
+        if self.form is not None or not self.any_count:
+            return
+        if self.loop == "while":
+            self.form = Form(1, self.updates_per_call)
+            return
+        cut: Counter[int] = Counter()
+        for length, calls in (lengths or {self.updates_per_call: 1}).items():
+            cut[min(length, self.updates_per_call)] += calls
+        started = time.perf_counter()
+        traced = self._one.trace(state, np.uint32(0), self.feed.like(1), self.key, np.uint32(0))
+        self.form = choose_form(cut, count_operations(traced.jaxpr.jaxpr))
+        self._fit_seconds = time.perf_counter() - started
+
+    def missing(self, count: int) -> list[Form]:
+        """The programs of a call of `count` updates that are still to be compiled, or to be waited for."""
+        return [form for form, _ in self._parts(count) if form not in self.executables]
 
     def compile(self, state: State, count: int | None = None) -> None:
         """Compile the call of `count` updates (updates_per_call if not given), unless that is done already; tracing
         with lowering adds to `lower_seconds`, the compiler to `compile_seconds`."""
         count = self.updates_per_call if count is None else count
-        capacity = self._capacity(count)
-        if capacity in self.executables:
-            return
-        lower = self._prepare(state, count)
-        started = time.perf_counter()
-        processes.note("compiling")
-        with compiling(recorded=True):
-            call = lower()
-            lowered = time.perf_counter()
-            self.native_calls = count_native_calls(call)
-            self.compiler_options = choose_options(call, platform())
-            self.executables[capacity] = call.compile(compiler_options=self.compiler_options)
-        _reserve_temporaries(self.executables[capacity])
-        self.lower_seconds += lowered - started
-        self.compile_seconds += time.perf_counter() - lowered
-        _await_others(state, self.feed.like(count))
-        processes.note("training")
+        self.fit(state)
+        for form in self.missing(count):
+            processes.note("compiling")
+            with compiling(recorded=True):
+                ahead = self._ahead.pop(form, None)
+                made = ahead.result() if ahead else _compile_lowered(self._lower(state, form))
+            self.executables[form] = made.executable
+            self.lower_seconds += made.lower_seconds
+            self.compile_seconds += made.compile_seconds
+            self.native_calls, self.compiler_options = made.native_calls, made.options
+            _reserve_temporaries(made.executable)
+            _await_others(state, self.feed.like(count))
+            processes.note("training")
+
+    def compile_ahead(self, state: State, count: int) -> None:
+        """Let a thread compile what a call of `count` updates still needs. It is traced here and now: what jax is told
+        by context managers is this thread's."""
+        for form in self.missing(count):
+            if form not in self._ahead:
+                self._ahead[form] = _COMPILER.submit(_compile_lowered, self._lower(state, form))
+
+    def is_ahead(self, count: int) -> bool:
+        """Whether a thread has begun to compile, or has compiled, what a call of `count` updates still needs."""
+        return any(form in self._ahead for form in self.missing(count))
 
     def lower(self, state: State) -> Any:
         """The traced call before it is compiled; its `as_text()` is what the compiler gets."""
-        return self._prepare(state, self.updates_per_call)()
+        self.fit(state)
+        return self._lower_form(state, self._parts(self.updates_per_call)[0][0])
 
     def __call__(
         self, state: State, first: int, count: int, following: int | None = None
@@ -144,49 +190,107 @@ class Program:
         if not 1 <= count <= self.updates_per_call:
             raise ValueError(f"a call of {count} updates: this program makes 1 to {self.updates_per_call}")
         self.compile(state, count)
-        arguments = self.feed.arguments(first, count, count if following is None else following)
-        call = self.executables[self._capacity(count)]
-        state, buffers = call(state, arguments, self.key, np.uint32(first), np.int32(count))
-        return state, CallMetrics(buffers, count)
+        made = []
+        for form, part in self._parts(count):
+            arguments = self.feed.arguments(first, part, count if following is None else following)
+            turns = np.int32(part // form.block)
+            state, buffers = self.executables[form](state, arguments, self.key, np.uint32(first), turns)
+            made.append((buffers, part))
+            first += part
+        return state, CallMetrics(made)
 
-    def _capacity(self, count: int) -> int:
-        return self.updates_per_call if self.any_count else count
+    def _parts(self, count: int) -> list[tuple[Form, int]]:
+        """The programs that make a call, in their order, with how many updates each makes."""
+        if self.any_count:
+            assert self.form is not None
+            return split_call(self.form, count)
+        return [(Form(1 if self.loop == "while" else count, count), count)]
 
-    def _prepare(self, state: State, count: int) -> Callable[[], Any]:
-        """What traces a call of `count` updates."""
-        capacity, update = self._capacity(count), _check_results(self.update)
+    def _lower(self, state: State, form: Form) -> "_Lowered":
+        started = time.perf_counter()
+        call = self._lower_form(state, form)
+        seconds = time.perf_counter() - started + self._fit_seconds
+        self._fit_seconds = 0.0
+        return _Lowered(call, seconds, count_native_calls(call), choose_options(call, platform()))
 
-        # Inlined and cached: traced once for the shapes of its metrics, and the loop takes it from there.
-        @partial(jax.jit, inline=True)
-        def one(state: State, step: Array, arguments: Any, key: Array, first: Array) -> tuple[State, Metrics]:
-            batch = self.feed.batch(arguments, step)
-            return update(state, batch, stream(key, "update", first + step))
+    def _lower_form(self, state: State, form: Form) -> Any:
+        def step(index: Array, carry: Any, arguments: Any, key: Array, first: Array) -> Any:
+            state, buffers = carry
+            state, metrics = self._one(state, index.astype(jnp.uint32), arguments, key, first)
+            return state, {name: buffers[name].at[index].set(metrics[name]) for name in buffers}
 
-        def while_loop(state: State, arguments: Any, key: Array, first: Array, count: Array) -> Any:
-            shapes = jax.eval_shape(one, state, jnp.uint32(0), arguments, key, first)[1]
-            buffers = {name: jnp.zeros((capacity, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
+        def blocks(state: State, arguments: Any, key: Array, first: Array, turns: Array) -> Any:
+            shapes = jax.eval_shape(self._one, state, jnp.uint32(0), arguments, key, first)[1]
+            buffers = {
+                name: jnp.zeros((form.capacity, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()
+            }
 
-            def step(index: Array, carry: Any) -> Any:
-                state, buffers = carry
-                state, metrics = one(state, index.astype(jnp.uint32), arguments, key, first)
-                return state, {name: buffers[name].at[index].set(metrics[name]) for name in buffers}
+            def block(turn: Array, carry: Any) -> Any:
+                if form.block == 1:
+                    return step(turn, carry, arguments, key, first)
+                start = turn * form.block
+                return jax.lax.fori_loop(
+                    0,
+                    form.block,
+                    lambda index, carry: step(start + index, carry, arguments, key, first),
+                    carry,
+                )
 
-            return jax.lax.fori_loop(0, count, step, (state, buffers))
+            return jax.lax.fori_loop(0, turns, block, (state, buffers))
 
-        def scan(state: State, arguments: Any, key: Array, first: Array, count: Array) -> Any:
-            steps = jnp.arange(capacity, dtype=jnp.uint32)
-            return jax.lax.scan(
-                lambda state, step: one(state, step, arguments, key, first), state, steps, unroll=self.unroll
-            )
+        def scan(state: State, arguments: Any, key: Array, first: Array, turns: Array) -> Any:
+            steps = jnp.arange(form.capacity, dtype=jnp.uint32)
+
+            def one(state: State, step: Array) -> Any:
+                return self._one(state, step, arguments, key, first)
+
+            return jax.lax.scan(one, state, steps, unroll=self.unroll)
 
         # A state that is spread over several devices must come back to where its leaves lie.
         places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
         several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
-        loop = while_loop if self.loop == "while" else scan
-        everywhere = everywhere_like(state, self.feed.like(count))
+        like = self.feed.like(form.capacity)
+        everywhere = everywhere_like(state, like)
         results = places if several else everywhere, everywhere
-        looped = jax.jit(loop, donate_argnums=0, out_shardings=results)
-        return lambda: looped.lower(state, self.feed.like(count), self.key, np.uint32(0), np.int32(count))
+        is_scan = self.loop != "while" and form.block == form.capacity
+        looped = jax.jit(scan if is_scan else blocks, donate_argnums=0, out_shardings=results)
+        return looped.lower(state, like, self.key, np.uint32(0), np.int32(0))
+
+
+def loop_of_accelerators() -> Loop:
+    """A loop of built-in length until blocks, which compile once for calls of every length, were timed on a card:
+    HOTLOOP_LOOP=blocks asks for them."""
+    wanted = os.environ.get("HOTLOOP_LOOP", "scan")
+    if wanted not in ("scan", "blocks"):
+        raise OptionError(f"HOTLOOP_LOOP={wanted}: must be scan or blocks")
+    return "scan" if wanted == "scan" else "blocks"
+
+
+_COMPILER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hotloop-compiler")
+
+
+class _Lowered(NamedTuple):
+    """A program as the compiler gets it, with what it is to be given besides."""
+
+    call: Any
+    lower_seconds: float
+    native_calls: dict[str, int]
+    options: dict[str, str | bool]
+
+
+class _Compiled(NamedTuple):
+    executable: Any
+    lower_seconds: float
+    compile_seconds: float
+    native_calls: dict[str, int]
+    options: dict[str, str | bool]
+
+
+def _compile_lowered(given: _Lowered) -> _Compiled:
+    started = time.perf_counter()
+    executable = given.call.compile(compiler_options=given.options)
+    seconds = time.perf_counter() - started
+    return _Compiled(executable, given.lower_seconds, seconds, given.native_calls, given.options)
 
 
 def count_native_calls(lowered: Any) -> dict[str, int]:
@@ -252,7 +356,12 @@ def copy_state(state: State) -> State:
     everywhere = everywhere_like(state)
 
     def copy_leaf(leaf: Any) -> Array:
-        new: Array = leaf.copy() if isinstance(leaf, Array) else jnp.array(np.asarray(leaf))
+        if not isinstance(leaf, Array):
+            new = jnp.array(np.asarray(leaf))
+        elif leaf.is_fully_addressable:  # `copy()` would compile a program for every shape
+            new = jax.device_put(leaf, leaf.sharding, may_alias=False)
+        else:
+            new = leaf.copy()
         local = everywhere is not None and new.is_fully_addressable
         return processes.place(new, everywhere) if local else new
 

@@ -4,6 +4,7 @@ compiled calls of updates, and the host events that follow each call.
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -237,6 +238,11 @@ class Plan:
     @cached_property
     def updates_per_call(self) -> int:
         return max(end - start for start, end in pairwise((0, *self.ends)))
+
+    def count_lengths(self, start: int = 0) -> Counter[int]:
+        """How many calls there are of each length after `start` updates."""
+        later = self.ends[bisect_right(self.ends, start) :]
+        return Counter(end - begin for begin, end in pairwise((start, *later)))
 
     @cached_property
     def events(self) -> tuple[Event, ...]:

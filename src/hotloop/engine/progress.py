@@ -148,7 +148,7 @@ def _display() -> "Iterator[RichProgress]":
     from rich.text import Text
 
     class Clock(ProgressColumn):
-        """`compiling 12 s`, or the time that is left."""
+        """`compiling (12 s so far)`, or the time that is left."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -156,7 +156,9 @@ def _display() -> "Iterator[RichProgress]":
 
         def render(self, task: "Task") -> Text:
             since = task.fields["compiling_since"]
-            return self._left(task) if since is None else Text(f"compiling {time.monotonic() - since:.0f} s")  # type: ignore[return-value]
+            if since is None:
+                return self._left(task)  # type: ignore[return-value]
+            return Text(f"compiling ({time.monotonic() - since:.0f} s so far)")
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Clock()
     # Standard output is left alone where it is no terminal: rich would send its text to the terminal.

@@ -443,8 +443,8 @@ def append_line(path: str | Path, value: Any) -> None:
 def current_records(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The records of a run as if nothing had disturbed it, whatever stopped or killed its processes on the way.
 
-    What came after a resumed update was run again, so it goes. What a later process did once more (a validation at
-    the end, say) takes the place of what it repeats. Of the ends only the last one stays.
+    What came after a resumed update was run again, so it goes; so does what tells of one process. What a later process
+    did once more (a validation at the end, say) takes the place of what it repeats. Of the ends only the last stays.
     """
     kept: dict[Hashable, dict[str, Any]] = {}
     seen: Counter[Hashable] = Counter()
@@ -455,7 +455,7 @@ def current_records(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
             kept = {key: old for key, old in kept.items() if old["event"] != "end"}
         if event == "resume":
             kept = {key: old for key, old in kept.items() if old["update"] <= record["update"]}
-        if event in ("resume", "stop") or (event == "warning" and record.get("resumed")):
+        if event in ("resume", "stop", "first_update") or (event == "warning" and record.get("resumed")):
             continue
         # What two records have in common that are of the same thing: a validation of the same update, say.
         identity: Hashable

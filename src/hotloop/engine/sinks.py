@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -65,35 +66,34 @@ class TensorBoardSink(Sink):
     a thread that adds to its queue then waits for ever.
     """
 
-    patience = 5.0
+    patience = 30.0  # its import alone takes seconds on a busy machine
 
     def __init__(self, folder: str | Path):
-        try:
-            from tensorboardX import record_writer, summary
-            from tensorboardX.proto import event_pb2
-        except ImportError:
-            raise MissingExtra("tensorboardX", "tensorboard", "writing TensorBoard records") from None
-        self._event, self._scalar = event_pb2.Event, summary.scalar
-        self._checksum = record_writer.masked_crc32c
+        if find_spec("tensorboardX") is None:
+            raise MissingExtra("tensorboardX", "tensorboard", "writing TensorBoard records")
         self._folder = Path(folder)
         self._file: FileIO | None = None
 
     def write(self, record: Record) -> None:
         if record["event"] not in _CURVES:
             return
+        # Imported in the sink's thread, with the first curve: no run should wait for it before its first update.
+        from tensorboardX import record_writer, summary
+        from tensorboardX.proto.event_pb2 import Event
+
         events = []
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{time.time():.0f}.{os.uname().nodename}.{os.getpid()}"
             self._file = (self._folder / name).open("ab", buffering=0)
-            events.append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+            events.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
         for tag, value in _numbers(record).items():
-            point = {"summary": self._scalar(tag, value), "step": record["update"]}
-            events.append(self._event(wall_time=record["time"], **point))
+            point = {"summary": summary.scalar(tag, value), "step": record["update"]}
+            events.append(Event(wall_time=record["time"], **point))
         for event in events:
             data = event.SerializeToString()
             length = struct.pack("<Q", len(data))
-            checksums = [struct.pack("<I", self._checksum(part)) for part in (length, data)]
+            checksums = [struct.pack("<I", record_writer.masked_crc32c(part)) for part in (length, data)]
             write_all(self._file.fileno(), length + checksums[0] + data + checksums[1])
 
     def close(self) -> None:
@@ -167,7 +167,8 @@ def console_line(record: Record) -> str:
         seconds = record["lower_seconds"] + record["compile_seconds"]
         what = f" {record['program']}" if "program" in record else ""
         length = f", calls of {record['updates_per_call']:,} updates" if "updates_per_call" in record else ""
-        return f"compiled{what} in {seconds:.1f} s{length}"
+        meanwhile = " meanwhile" if record.get("ahead") else ""
+        return f"compiled{what}{meanwhile} in {seconds:.1f} s{length}"
     figures = ", ".join(_figures(record))
     place = f"update {record['update']:,}" + (f", epoch {record['epoch']:.2f}" if "epoch" in record else "")
     if event == "log":

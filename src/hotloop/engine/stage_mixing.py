@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import Jaxpr, Literal, Var
 
+from hotloop.engine.blocks import inner_programs
 from hotloop.engine.optim import with_global_norm
 from hotloop.engine.precision import FLOAT32, cast
 from hotloop.engine.stage_rows import Layout
@@ -55,13 +56,8 @@ def _primitives(traced: Jaxpr) -> Iterator[str]:
     """The names of all steps of a program, those of inner ones included."""
     for equation in traced.eqns:
         yield equation.primitive.name
-        for value in jax.tree.leaves([*equation.params.values()], is_leaf=_is_program):
-            if _is_program(value):
-                yield from _primitives(value.jaxpr if isinstance(value, ClosedJaxpr) else value)
-
-
-def _is_program(value: Any) -> bool:
-    return isinstance(value, Jaxpr | ClosedJaxpr)
+        for inner in inner_programs(equation):
+            yield from _primitives(inner)
 
 
 def _owners(layout: Layout) -> list[Stages]:

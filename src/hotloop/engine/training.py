@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+from hotloop import startup
 from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.checkpoint_folder import Keep, KeepLast
@@ -91,6 +92,7 @@ class TrainingRun:
         A run that is resumed goes on from `resumed` (None: from its newest checkpoint). It saves where the plan has
         checkpoints at all. `title` stands beside the bar; an `endless` plan ends with its data, which no bar can know.
         """
+        startup.end_part("weights")
         processes.note("loading")
         if resumed is None and self.record.resumed:
             resumed = self.newest(state)
@@ -144,6 +146,7 @@ def open_training(
     Of several processes only the first writes, and all must see its folder, unless `each_process_saves` checkpoints of
     its own (None: the family has no such choice).
     """
+    startup.end_part("data")
     folder, say = Path(folder), console.say if console else print_to_stderr
     warn = console.warn if console else lambda text: print_to_stderr(f"warning: {text}")
     # All have noted it before the first makes the folder, so that no run is there which somebody cannot go on with.

@@ -96,6 +96,14 @@ def test_a_run_has_the_median_speed_of_its_logs_and_the_share_that_belongs_to_it
     assert (result["lower_seconds"], result["compile_seconds"]) == (1, 2)
 
 
+def test_limits_that_are_measured_after_the_run_give_its_share_as_well():
+    job = job_of("--dataset", "mnist", "--precision", "32.32")
+    throughput = speed.Throughput(job, None)
+    throughput.on_log(None, {"throughput": 300.0})
+    limits = SimpleNamespace(matmul_tflops={"float32": 0.5})
+    assert throughput.share_of(limits) == pytest.approx(300 * 3 * TOY_FLOPS / 0.5e12)
+
+
 def test_without_a_log_or_a_known_device_there_is_neither_speed_nor_share():
     throughput = speed.Throughput(job_of("--dataset", "mnist"), None)
     result = throughput.result(SimpleNamespace(lower_seconds=1.0, compile_seconds=2.0))

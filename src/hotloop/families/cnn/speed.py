@@ -23,27 +23,34 @@ FORWARD_AND_BACKWARD = 3  # each product of the forward pass has two gradients o
 
 class Throughput:
     def __init__(self, job: Job, limits: Ceilings | None):
-        peak = limits.matmul_tflops.get(str(job.policy.compute)) if limits else None
-        self._peak = peak and peak * job.batch.replicas * job.stages
+        self._limits, self._type = limits, str(job.policy.compute)
+        self._devices = job.batch.replicas * job.stages
         self._flops = FORWARD_AND_BACKWARD * sum(node.flops for node in job.network.nodes)
         self._seen: list[float] = []
 
     def on_log(self, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
         """The share of the measured peak of all devices of the run (MFU), and the memory in use at most."""
         self._seen.append(figures["throughput"])
-        mfu = self._mfu(figures["throughput"])
+        mfu = self._mfu(figures["throughput"], self._limits)
         found = {} if mfu is None else {"mfu": mfu}
         return {"memory_gib": peak_memory() / 2**30, **found}
 
-    def _mfu(self, speed: float | None) -> float | None:
-        return speed * self._flops / (1e12 * self._peak) if speed and self._peak else None
+    def _mfu(self, speed: float | None, limits: Ceilings | None) -> float | None:
+        peak = limits.matmul_tflops.get(self._type) if limits else None
+        return speed * self._flops / (1e12 * peak * self._devices) if speed and peak else None
+
+    def _speed(self) -> float | None:
+        return statistics.median(self._seen) if self._seen else None
+
+    def share_of(self, limits: Ceilings) -> float | None:
+        """The run's MFU by limits that were measured after it."""
+        return self._mfu(self._speed(), limits)
 
     def result(self, program: Program) -> dict[str, Any]:
         """The run's figures: the median over its logs."""
-        speed = statistics.median(self._seen) if self._seen else None
         return {
-            "images_per_second": speed,
-            "mfu": self._mfu(speed),
+            "images_per_second": self._speed(),
+            "mfu": self._mfu(self._speed(), self._limits),
             "memory_bytes": peak_memory(),
             **compile_seconds(program),
         }

@@ -18,7 +18,7 @@ from hotloop.engine.checkpoint_folder import find_steps
 from hotloop.engine.device import platform
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, Sums
-from hotloop.engine.measure import known_ceilings
+from hotloop.engine.measure import ceilings, known_ceilings
 from hotloop.engine.plan import Batch
 from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
@@ -249,11 +249,12 @@ def train_run(
         with console.progress("initial weights"):
             update, state = model.update(job), model.start(job, weights_key)
         program = Program(update, source.feed(job), plan.updates_per_call, key)
-        with console.progress("measuring the device"):
-            limits = known_ceilings(jax.local_devices(backend=platform())[0])
+        device = jax.local_devices(backend=platform())[0]
+        limits = known_ceilings(device)
         throughput = Throughput(job, limits)
         if config.compile_only or config.mlperf_logging:
             with console.progress(config.model_name):
+                program.fit(state, plan.count_lengths())
                 program.compile(state, min(plan.updates_per_call, program.updates_per_call))
             record.event("compile", updates_per_call=program.updates_per_call, **compile_seconds(program))
         if config.compile_only:
@@ -283,6 +284,10 @@ def train_run(
                     console.say(f"{len(made)} checkpoints of this run stay in {own.folder}: not validated")
                 else:
                     _clean(job, training, own, made, result["best"]["step"], console)
+        if limits is None and device.platform != "cpu":
+            # Only now: nobody should wait for it before the first update, and it takes memory of its own.
+            with console.progress("measuring the device"):
+                result["mfu"] = throughput.share_of(ceilings(device))
     return result
 
 

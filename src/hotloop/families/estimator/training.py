@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hotloop import startup
 from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.checkpoint_folder import Keep, KeepBest, KeepLast
@@ -198,7 +199,9 @@ def run_training(
         config.check_best(estimator._job(Mode.EVALUATE, source).spec.metrics)
     source = source.check_labels(job.classes)
     find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
+    startup.end_part("data")
     state = _first_state(estimator, job)
+    startup.end_part("weights")
     with _open(estimator) as training:
         resumed = training.newest(state)
         done = resumed.step if resumed else 0

@@ -50,6 +50,7 @@ def demo_run() -> dict[str, Any]:
 def _trained(job: model.Job, state: Any, bits: NDArray[np.uint8], updates: int) -> tuple[dict[str, Any], Any]:
     feed = Resident({"image": bits, "index": np.arange(IMAGES)}, job.model.micro_batch_size)
     program = Program(model.update(job), feed, updates, seed_key(1))
+    program.fit(state, {updates - TIMED: 1, TIMED: 1})
     program.compile(state, updates - TIMED)
     program.compile(state, TIMED)
     state, first = program(state, 0, updates - TIMED)
