@@ -1,13 +1,13 @@
 """What warm-up learns: step size by dual averaging, diagonal mass, and the length of trajectories.
 
 All chains share what is learnt, and every chain teaches it: means over the chains take the place of one chain's values.
-It is frozen when warm-up ends, so that the draws that are kept are those of a plain, valid HMC chain each. The windows
-and constants are Stan's. Positions here are [chains, z]; nothing knows the target.
+It is frozen when warm-up ends, so that the draws that are kept are those of plain, valid HMC chains. The windows are
+Stan's. Positions here are [chains, z]; nothing knows the target.
 
-Length of trajectories: on a Gaussian a trajectory of length t keeps cos(t / s) of where it began in a principal direction of
+Length of trajectories: on a Gaussian a trajectory of length t keeps cos(t / s) of where it began in a direction of
 scale s, and of its square cos^2. A leapfrog does most where sin^2(t / s) / t is largest: t = 1.17 s. The slowest
-direction, the one of the largest scale once the mass has been divided out, is followed as the chains go (a running power
-iteration), and t is `TURN` times its scale. One chain's own history is enough for that; thousands find it sooner.
+direction, the one of the largest scale once the mass has been divided out, is followed as the chains go (a running
+power iteration), and t is `TURN` times its scale. One chain's own history is enough; thousands find it sooner.
 """
 
 import math
@@ -67,7 +67,7 @@ class DualAveraging(NamedTuple):
     log_average: Float[Array, ""]
     shortfall: Float[Array, ""]
     """Running mean of (target - acceptance)."""
-    count: Float[Array, ""]
+    updates: Float[Array, ""]
     centre: Float[Array, ""]
     """The logarithm toward which steps are drawn: ten times the first one."""
 
@@ -81,7 +81,7 @@ def average_step(
     state: DualAveraging, acceptance: Float[Array, ""], target: float | Float[Array, ""]
 ) -> DualAveraging:
     """One update of Nesterov's dual averaging toward a mean acceptance of `target`."""
-    count = state.count + 1
+    count = state.updates + 1
     weight = 1 / (count + OFFSET)
     shortfall = (1 - weight) * state.shortfall + weight * (target - acceptance)
     log_step = state.centre - jnp.sqrt(count) / GAMMA * shortfall
@@ -93,7 +93,7 @@ def average_step(
 class Moments(NamedTuple):
     """Running mean and sum of squared deviations of all chains' positions (Welford, Chan et al.)."""
 
-    count: Float[Array, ""]
+    seen: Float[Array, ""]
     mean: Float[Array, "z"]
     squares: Float[Array, "z"]
 
@@ -105,16 +105,16 @@ def no_moments(like: Float[Array, "z"]) -> Moments:
 def add_positions(moments: Moments, position: Float[Array, "chains z"]) -> Moments:
     chains = position.shape[0]
     mean = position.mean(0)
-    count = moments.count + chains
+    count = moments.seen + chains
     difference = mean - moments.mean
-    squares = jnp.square(position - mean).sum(0) + jnp.square(difference) * moments.count * chains / count
+    squares = jnp.square(position - mean).sum(0) + jnp.square(difference) * moments.seen * chains / count
     return Moments(count, moments.mean + difference * chains / count, moments.squares + squares)
 
 
 def scale_of(moments: Moments) -> Float[Array, "z"]:
     """Standard deviations, shrunk as Stan does: the square root of the inverse mass."""
-    variance = moments.squares / jnp.maximum(moments.count - 1, 1)
-    weight = moments.count / (moments.count + SHRINK_COUNT)
+    variance = moments.squares / jnp.maximum(moments.seen - 1, 1)
+    weight = moments.seen / (moments.seen + SHRINK_COUNT)
     return jnp.sqrt(weight * variance + (1 - weight) * SHRINK_VARIANCE)
 
 
@@ -125,7 +125,7 @@ class Slowest(NamedTuple):
     """Of positions, undivided."""
     direction: Float[Array, "z"]
     variance: Float[Array, ""]
-    count: Float[Array, ""]
+    worth: Float[Array, ""]
     """Iterations that all this is worth."""
 
 
@@ -137,11 +137,9 @@ def guess_slowest(position: Float[Array, "chains z"]) -> Slowest:
     return Slowest(position.mean(0), direction / jnp.linalg.norm(direction), one, one * PRIOR_COUNT)
 
 
-def follow_slowest(
-    slowest: Slowest, position: Float[Array, "chains z"], scale: Float[Array, "z"]
-) -> Slowest:
+def follow_slowest(slowest: Slowest, position: Float[Array, "chains z"], scale: Float[Array, "z"]) -> Slowest:
     """One power iteration with the chains' positions; the variance is measured before the direction sees them."""
-    count = slowest.count + 1
+    count = slowest.worth + 1
     weight = 1 / count
     mean = slowest.mean + weight * (position.mean(0) - slowest.mean)
     away = (position - mean) / scale
@@ -157,9 +155,7 @@ def rescale_slowest(slowest: Slowest, old: Float[Array, "z"], new: Float[Array, 
     """The same in coordinates of another scale. Half of its count is forgotten: windows are better and better."""
     direction = slowest.direction * old / new
     length = jnp.linalg.norm(direction)
-    return Slowest(
-        slowest.mean, direction / length, slowest.variance * jnp.square(length), slowest.count / 2
-    )
+    return Slowest(slowest.mean, direction / length, slowest.variance * jnp.square(length), slowest.worth / 2)
 
 
 def trajectory_of(slowest: Slowest) -> Float[Array, ""]:

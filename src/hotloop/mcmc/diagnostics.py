@@ -32,7 +32,7 @@ def rank_normalise(draws: Values) -> Values:
 
 
 def r_hat(draws: Values) -> float:
-    """The larger of two rank-normalised split R-hats: of the draws (location) and of their distances from the median."""
+    """The larger of two rank-normalised split R-hats: of the draws, and of their distances from the median."""
     return _if_sensible(draws, _r_hat)
 
 
@@ -78,7 +78,8 @@ def _mean_autocovariance(parts: Values) -> Values:
     centred = parts - parts.mean(1, keepdims=True)
     size = 2 ** int(np.ceil(np.log2(2 * length)))
     power = np.square(np.abs(np.fft.rfft(centred, size))).mean(0)
-    return np.fft.irfft(power, size)[:length] / length
+    covariance: Values = np.fft.irfft(power, size)[:length] / length
+    return covariance
 
 
 def _ess(parts: Values) -> float:

@@ -4,15 +4,14 @@ Randomness depends on the number of the iteration alone and nothing on where a l
 number of iterations may be one call. The host's part is sampler.py.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
-from hotloop.errors import OptionError
 from hotloop.mcmc import adaptation, kernel, random_bits
+from hotloop.mcmc.settings import Settings
 
 DIVERGENCE = 1000.0
 """Change of energy from which a trajectory counts as diverged, as in Stan."""
@@ -21,36 +20,6 @@ EARLY_LEAPFROGS = 64
 FIRST_STEP_ACCEPTANCE = 0.8
 GOLDEN = 0x9E3779B9
 """2^32 over the golden ratio: its multiples, modulo 2^32, are spread as evenly as can be."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `sample` is told, checked."""
-
-    chains: int
-    warmup: int
-    samples: int
-    leapfrogs: int | None
-    jitter: float
-    target_acceptance: float
-    step_size: float | None
-    max_leapfrogs: int
-
-    def __post_init__(self) -> None:
-        for name, least in (("chains", 1), ("warmup", 0), ("samples", 1), ("max_leapfrogs", 1), ("leapfrogs", 1)):
-            value = getattr(self, name)
-            if name == "leapfrogs" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"{name} is {value!r}: an integer of at least {least} is needed")
-        if not 0 <= self.jitter < 1:
-            raise OptionError(f"jitter is {self.jitter}: from 0 (every trajectory alike) to less than 1")
-        if not 0 < self.target_acceptance < 1:
-            raise OptionError(f"target_acceptance is {self.target_acceptance}: between 0 and 1")
-        if self.step_size is not None and not 0 < self.step_size < float("inf"):
-            raise OptionError(f"step_size is {self.step_size}: a positive number is needed")
-        if self.warmup == 0 and (self.step_size is None or self.leapfrogs is None):
-            raise OptionError("warmup is 0: then step_size and leapfrogs must be given, as nothing is adapted")
 
 
 class Tuning(NamedTuple):
@@ -112,7 +81,9 @@ def move(
     return chains, info, jnp.asarray(steps, jnp.int32)
 
 
-def find_first_step(gradient: kernel.ValueAndGradient, chains: kernel.State, words: Array) -> Float[Array, ""]:
+def find_first_step(
+    gradient: kernel.ValueAndGradient, chains: kernel.State, words: Array
+) -> Float[Array, ""]:
     """A step size at which one leapfrog is accepted about as often as not: doubled or halved from 1 until it is."""
     size, count = chains.position.shape
     dtype = chains.position.dtype
@@ -158,7 +129,8 @@ class Programs:
 
     def warm(self, state: WarmUp, words: Array, start: Array, stop: Array) -> WarmUp:
         """Iterations of warm-up from `start` up to `stop`."""
-        return lax.fori_loop(start, stop, lambda i, state: self._warm_once(state, words, i), state)
+        found = lax.fori_loop(start, stop, lambda i, state: self._warm_once(state, words, i), state)
+        return cast(WarmUp, found)
 
     def _warm_once(self, state: WarmUp, words: Array, i: Array) -> WarmUp:
         settings, plan = self._settings, self._plan
@@ -176,9 +148,9 @@ class Programs:
             *(jnp.where(collects, new, old) for new, old in zip(added, state.moments, strict=True))
         )
         slowest = adaptation.follow_slowest(state.slowest, chains.position.T, state.scale)
-        count = jnp.where(i == plan.start - 1, slowest.count * adaptation.TRANSIENT, slowest.count)
-        state = WarmUp(chains, averaging, state.scale, moments, slowest._replace(count=count))
-        return lax.cond(ends, end_window, lambda state: state, state)
+        worth = jnp.where(i == plan.start - 1, slowest.worth * adaptation.TRANSIENT, slowest.worth)
+        state = WarmUp(chains, averaging, state.scale, moments, slowest._replace(worth=worth))
+        return cast(WarmUp, lax.cond(ends, end_window, lambda state: state, state))
 
     def tuning(self, state: WarmUp) -> Tuning:
         """What warm-up ends with."""
@@ -223,7 +195,7 @@ class Programs:
                 )
             )
 
-        return lax.fori_loop(start, stop, once, state)
+        return cast(tuple[kernel.State, Draws], lax.fori_loop(start, stop, once, state))
 
 
 def end_window(state: WarmUp) -> WarmUp:

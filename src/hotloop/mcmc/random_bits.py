@@ -2,8 +2,8 @@
 
 The generator is jax's own, Threefry-2x32 with 20 rounds, as one expression that the compiler fuses. `jax.random` keeps
 one word of the two that a call of it makes and writes the rounds as a loop on a CPU: there it takes 2 to 6 times as
-long (4,096 chains of 10 numbers: 794 us against 234), longer than the trajectories of a small model. The counter is (place in
-the draw, number of the draw), so that no number depends on how the draws are cut into calls.
+long (4,096 chains of 10 numbers: 794 us against 234), longer than the trajectories of a small model. The counter is
+(place in the draw, number of the draw), so that no number depends on how the draws are cut into calls.
 """
 
 import jax
@@ -42,7 +42,8 @@ def uniforms(key: UInt32[Array, "2"], draw: Array, count: int, dtype: jnp.dtype)
         whole = (low.astype(jnp.uint64) << 32) | high.astype(jnp.uint64)
         return ((whole >> 12).astype(jnp.float64) + 0.5) * 2.0**-52
     fraction = jnp.concatenate([low, high])[:count] >> 9
-    return (fraction.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
+    found: Array = (fraction.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
+    return found
 
 
 def momenta_and_uniforms(

@@ -1,7 +1,9 @@
 """What sampling gives: the draws as the user's pytree, what each chain did, and how far it can be trusted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,9 +12,6 @@ from jaxtyping import Bool, Float, Int
 
 from hotloop.errors import MissingExtra
 from hotloop.mcmc import diagnostics
-
-if TYPE_CHECKING:
-    import xarray
 
 PyTree = Any
 
@@ -63,7 +62,7 @@ class Result:
     def diagnose(self) -> Diagnosis:
         """R-hat and effective sample sizes of every number of a position."""
         estimates = diagnostics.r_hat, diagnostics.ess_bulk, diagnostics.ess_tail
-        return Diagnosis(*(jax.tree.map(lambda leaf: _each(leaf, one), self.samples) for one in estimates))  # noqa: B023
+        return Diagnosis(*(jax.tree.map(partial(_each, one), self.samples) for one in estimates))
 
     def summary(self) -> str:
         """A table: mean, standard deviation, standard error of the mean, effective sample sizes and R-hat."""
@@ -79,15 +78,16 @@ class Result:
                     f"{shown:16}{mean[place]:11.4g}{spread[place]:11.4g}{error:11.2g}"
                     f"{bulk[place]:10.0f}{tail[place]:10.0f}{r_hat[place]:8.3f}"
                 )
+        chains, draws = self.log_density.shape
         lines.append(
-            f"{self.log_density.shape[0]} chains of {self.log_density.shape[1]} draws, acceptance "
-            f"{float(np.asarray(self.acceptance).mean()):.2f}, {float(np.asarray(self.leapfrogs).mean()):.1f} leapfrogs "
-            f"of {self.step_size:.3g} a draw, {self.divergences} divergences"
+            f"{chains} chains of {draws} draws, acceptance {float(self.acceptance.mean()):.2f}, "
+            f"{float(self.leapfrogs.mean()):.1f} leapfrogs of {self.step_size:.3g} a draw, "
+            f"{self.divergences} divergences"
         )
         return "\n".join(lines)
 
-    def to_arviz(self) -> "xarray.DataTree":
-        """As arviz has it: groups `posterior` and `sample_stats`. Needs the extra `arviz`."""
+    def to_arviz(self) -> Any:
+        """As arviz has it, an xarray.DataTree: groups `posterior` and `sample_stats`. Needs the extra `arviz`."""
         try:
             from arviz_base import from_dict
         except ImportError:
@@ -108,7 +108,7 @@ class Result:
         )
 
 
-def _each(leaf: Array, estimate: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _each(estimate: Callable[[Any], float], leaf: Array) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The estimate of each number, from its draws [chains, draws]."""
     values = np.asarray(leaf, np.float64)
     flat = values.reshape(*values.shape[:2], -1)

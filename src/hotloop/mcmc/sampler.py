@@ -6,7 +6,8 @@ progress bar moves and Ctrl-C is heard; where pieces end does not change the res
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,16 @@ from jax import Array
 from hotloop.engine import progress
 from hotloop.errors import OptionError
 from hotloop.mcmc import kernel, random_bits, target
-from hotloop.mcmc.loops import Draws, Programs, Settings, Tuning
+from hotloop.mcmc.loops import Draws, Programs, Tuning
 from hotloop.mcmc.result import Result, Seconds
+from hotloop.mcmc.settings import Options, Settings
 
 PyTree = Any
 LogDensity = Callable[[PyTree], Array]
 State = TypeVar("State")
 
-FIRST_PIECE, PIECE_SECONDS = 8, 0.25
-INT, WORDS = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32)
+FIRST_PIECE, PIECE_SECONDS = 16, 0.25
+INT, WORDS = target.abstract((), jnp.int32), target.abstract((2,), jnp.uint32)
 
 
 class Sampler:
@@ -37,26 +39,18 @@ class Sampler:
         log_density: LogDensity,
         initial: PyTree | Callable[[Array], PyTree],
         *,
-        chains: int | None = None,
-        warmup: int = 1000,
-        samples: int = 1000,
-        leapfrogs: int | None = None,
-        jitter: float = 0.5,
-        target_acceptance: float = 0.8,
-        step_size: float | None = None,
-        max_leapfrogs: int = 1000,
         quiet: bool = False,
+        **options: Unpack[Options],
     ):
-        self._initial, one = initial, initial
+        self.settings, self._initial, one = Settings(**options), initial, initial
         if callable(initial):
             one = jax.eval_shape(initial, jax.random.key(0))
-        elif chains is None:
+        elif self.settings.chains is None:
             chains, one = target.separate_chains(initial)
-        if chains is None:
+            self.settings = replace(self.settings, chains=chains)
+        if self.settings.chains is None:
             raise OptionError("chains must be given where initial is a function of a key")
-        self.settings = Settings(
-            chains, warmup, samples, leapfrogs, jitter, target_acceptance, step_size, max_leapfrogs
-        )
+        self._chains = self.settings.chains
         self._shared = one is initial
         self._show = progress.hide if quiet else progress.show
         self._layout = target.layout_of(one)
@@ -67,7 +61,7 @@ class Sampler:
 
     def _compile(self) -> None:
         """All that runs later, so that nothing compiles while it is timed."""
-        columns = jax.ShapeDtypeStruct((self._layout.size, self.settings.chains), self._layout.dtype)
+        columns = target.abstract((self._layout.size, self._chains), self._layout.dtype)
         programs = Programs(self.settings, self._gradient)
         start = jax.jit(lambda columns: kernel.init(columns, self._gradient)).lower(columns)
         chains = start.out_info
@@ -86,8 +80,12 @@ class Sampler:
     def _arrange(self, draws: Draws) -> tuple[PyTree, Draws]:
         """Draws as the user wants them: chains first, positions as pytrees."""
         samples = self._layout.unravel(draws.position.transpose(2, 0, 1))
-        turned = [each.T for each in (draws.log_density, draws.acceptance, draws.diverging)]
-        return samples, Draws(draws.position[:0], *turned, draws.leapfrogs)
+        return samples, draws._replace(
+            position=draws.position[:0],
+            log_density=draws.log_density.T,
+            acceptance=draws.acceptance.T,
+            diverging=draws.diverging.T,
+        )
 
     def run(self, key: Array) -> Result:
         """Warm-up and draws with the randomness of `key`."""
@@ -97,19 +95,19 @@ class Sampler:
         target.check_start(state)
         began = time.perf_counter()
         warmed = self._begin(state, random_bits.words_of(first))
-        with self._show(f"warm-up of {settings.chains} chains", settings.warmup) as bar:
+        with self._show(f"warm-up of {self._chains} chains", settings.warmup) as bar:
             words = random_bits.words_of(warm)
             warmed = _in_pieces(settings.warmup, lambda s, *at: self._warm(s, words, *at), warmed, bar)
         tuning: Tuning = self._tuning(warmed)
-        jax.block_until_ready(tuning)
+        _wait(tuning)
         between = time.perf_counter()
-        with self._show(f"draws of {settings.chains} chains", settings.samples) as bar:
+        with self._show(f"draws of {self._chains} chains", settings.samples) as bar:
             words = random_bits.words_of(kept)
             drawn = warmed.chains, self._empty(warmed.chains)
             _, draws = _in_pieces(
                 settings.samples, lambda s, *at: self._draw(s, tuning, words, *at), drawn, bar
             )
-        samples, others = jax.block_until_ready(self._arranged(draws))
+        samples, others = _wait(self._arranged(draws))
         seconds = Seconds(self.compile_seconds, between - began, time.perf_counter() - between)
         return Result(
             samples=samples,
@@ -126,7 +124,7 @@ class Sampler:
 
     def _positions(self, key: Array) -> Array:
         """Where the chains start, as columns."""
-        chains = self.settings.chains
+        chains = self._chains
         if callable(self._initial):
             positions = jax.vmap(self._initial)(jax.random.split(key, chains))
         elif self._shared:
@@ -138,15 +136,31 @@ class Sampler:
 
 
 def sample(
-    log_density: LogDensity, initial: PyTree | Callable[[Array], PyTree], *, key: Array, **settings: Any
+    log_density: LogDensity,
+    initial: PyTree | Callable[[Array], PyTree],
+    *,
+    key: Array,
+    quiet: bool = False,
+    **options: Unpack[Options],
 ) -> Result:
     """Draw from the density whose logarithm, up to a constant, is `log_density(position)`, by HMC.
 
-    See docs/hmc.md.
+    A position is any pytree of floats. `initial` is one position, where all of `chains` start; or a function of a key
+    that draws one for each chain; or, without `chains`, positions whose leaves begin with an axis of chains.
 
-    >>> import jax, jax.numpy as jnp
+    `warmup` iterations find step size (toward `target_acceptance`), diagonal mass and length of trajectories, shared
+    by all chains; then `samples` draws of each chain are kept. `leapfrogs` fixes their number instead of the
+    length, of which a trajectory has at most `max_leapfrogs`; each draw's number differs from the mean by a share of
+    up to `jitter`. `step_size` is where its search begins, and the one that is used where `warmup` is 0. On a
+    terminal a bar shows how far it is, unless `quiet`.
+
+    >>> import jax
+    >>> from hotloop import hmc
+    >>> found = hmc.sample(lambda x: -abs(x), 1.0, key=jax.random.key(0), chains=500, warmup=200, samples=50)
+    >>> found.samples.shape, bool(abs(found.samples.var() - 2) < 0.2)
+    ((500, 50), True)
     """
-    return Sampler(log_density, initial, **settings).run(key)
+    return Sampler(log_density, initial, quiet=quiet, **options).run(key)
 
 
 def _in_pieces(total: int, call: Callable[..., State], state: State, bar: progress.Progress) -> State:
@@ -155,12 +169,16 @@ def _in_pieces(total: int, call: Callable[..., State], state: State, bar: progre
     while done < total:
         stop = min(done + piece, total)
         began = time.perf_counter()
-        state = jax.block_until_ready(call(state, jnp.int32(done), jnp.int32(stop)))
+        state = _wait(call(state, jnp.int32(done), jnp.int32(stop)))
         took = time.perf_counter() - began
         bar.advance(stop - done)
-        piece = max(1, min(2 * piece, round((stop - done) * PIECE_SECONDS / took)))
+        piece = max(1, min(16 * piece, round((stop - done) * PIECE_SECONDS / took)))
         done = stop
     return state
+
+
+def _wait(found: State) -> State:
+    return cast(State, jax.block_until_ready(found))  # type: ignore[no-untyped-call]
 
 
 def _seconds(work: Callable[[], None]) -> float:

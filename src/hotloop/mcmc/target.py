@@ -22,6 +22,11 @@ FLOATS = ("float32", "float64")
 PyTree = Any
 
 
+def abstract(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """An array that is known by its shape and type alone."""
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a position, any pytree of floats, is a row of z numbers."""
@@ -83,7 +88,7 @@ def separate_chains(initial: PyTree) -> tuple[int, PyTree]:
             f"without chains= every leaf of initial begins with an axis of chains, the same for all; here: {shown}"
         )
     layout_of(initial)
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)), initial)
+    one = jax.tree.map(lambda leaf: abstract(np.shape(leaf)[1:], jnp.result_type(leaf)), initial)
     return next(iter(counts.values()), (0,))[0], one
 
 
@@ -99,9 +104,7 @@ def over_columns(log_density: Callable[[PyTree], Array], layout: Layout) -> Valu
 
     def value_and_gradient(columns: Array) -> tuple[Array, Array]:
         leaves = jnp.split(columns, np.cumsum([prod(shape) for shape in layout.shapes])[:-1])
-        shaped = [
-            leaf.reshape(*shape, -1) for leaf, shape in zip(leaves, layout.shapes, strict=True)
-        ]
+        shaped = [leaf.reshape(*shape, -1) for leaf, shape in zip(leaves, layout.shapes, strict=True)]
         (_, values), slope = jax.value_and_grad(total, has_aux=True)(
             jax.tree.unflatten(layout.treedef, shaped)
         )
@@ -113,13 +116,14 @@ def over_columns(log_density: Callable[[PyTree], Array], layout: Layout) -> Valu
 
 def check_density(log_density: Callable[[PyTree], Array], layout: Layout) -> None:
     """Refuse what is not one float of a position."""
-    position = jax.tree.unflatten(
-        layout.treedef, [jax.ShapeDtypeStruct(shape, layout.dtype) for shape in layout.shapes]
-    )
+    position = jax.tree.unflatten(layout.treedef, [abstract(shape, layout.dtype) for shape in layout.shapes])
     found = jax.eval_shape(log_density, position)
-    shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
-    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
-        kind = type(found).__name__ if shape is None else f"{dtype}{list(shape)}"
+    if not isinstance(found, jax.ShapeDtypeStruct):
+        raise OptionError(
+            f"log_density must return one float for one position; it returned a {type(found).__name__}"
+        )
+    if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
+        kind = f"{found.dtype}{list(found.shape)}"
         raise OptionError(f"log_density must return one float for one position; it returned {kind}")
 
 
