@@ -47,7 +47,7 @@ def schools() -> Target:
 
 def exact_schools() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Means and variances by a grid: given mu and tau, an effect is N(mu, tau^2 + error^2)."""
-    mu, log_tau = np.meshgrid(np.linspace(-25, 35, 1201), np.linspace(-25, 6, 3101), indexing="ij")
+    mu, log_tau = np.meshgrid(np.linspace(-25, 35, 301), np.linspace(-25, 6, 621), indexing="ij")
     tau2 = np.exp(2 * log_tau)
     weight = -0.5 * (mu / 5) ** 2 - np.log1p(tau2 / 25) + log_tau
     for effect, error in zip(EFFECTS, ERRORS, strict=True):

@@ -97,7 +97,7 @@ def test_another_scale_keeps_the_direction_in_space(float64) -> None:
     values, vectors = np.linalg.eigh(covariance)
     assert float(found.variance) == pytest.approx(values[-1])
     assert abs(float(found.direction @ vectors[:, -1])) == pytest.approx(1)
-    assert float(found.worth) == 5
+    assert float(found.worth) == pytest.approx(10 * adaptation.REMEMBERED)
 
 
 def test_the_length_of_a_trajectory_is_where_a_leapfrog_does_most() -> None:

@@ -33,7 +33,7 @@ def test_numbers_are_uniform_and_normal_of_the_type_asked_for(x64: bool) -> None
     assert normal.dtype == uniform.dtype == dtype
     assert stats.kstest(uniform, "uniform").pvalue > 1e-3
     assert stats.kstest(normal.ravel(), "norm").pvalue > 1e-3
-    assert 0 < uniform.min() and uniform.max() < 1 and np.isfinite(normal).all()
+    assert uniform.min() > 0 and uniform.max() < 1 and np.isfinite(normal).all()
     correlations = np.corrcoef(np.concatenate([normal, uniform[None]]))
     assert np.abs(correlations - np.eye(8)).max() < 5 / np.sqrt(20001)
 

@@ -58,7 +58,8 @@ def test_moments_of_a_gaussian_over_a_pytree(chains, request) -> None:
             assert_moments(products, COVARIANCE[i, j])
     assert all(np.all(np.asarray(leaf) < 1.02) for leaf in jax.tree.leaves(result.diagnose().r_hat))
     assert result.divergences == 0
-    assert 0.7 < float(result.acceptance.mean()) < 0.9
+    # 50 iterations of one chain say less of its acceptance than those of 64.
+    assert float(result.acceptance.mean()) == pytest.approx(0.8, abs=0.15 if chains == "one" else 0.04)
 
 
 def test_warm_up_learns_the_mass_and_the_slowest_direction(many) -> None:
@@ -125,7 +126,7 @@ def test_divergences_are_counted_on_a_funnel(many) -> None:
 
 
 def test_fixed_leapfrogs_and_step_without_warm_up_are_plain_hmc() -> None:
-    plain = {"leapfrogs": 4, "jitter": 0, "step_size": 0.4, "warmup": 0}
+    plain = {"leapfrogs": 4, "jitter": 0.0, "step_size": 0.4, "warmup": 0}
     result = hmc.sample(lambda x: -0.5 * x**2, 0.5, key=KEY, chains=300, samples=60, quiet=True, **plain)
     assert result.step_size == pytest.approx(0.4) and np.all(np.asarray(result.leapfrogs) == 4)
     assert float(result.mass) == 1 and result.trajectory == pytest.approx(1.6)
@@ -134,6 +135,7 @@ def test_fixed_leapfrogs_and_step_without_warm_up_are_plain_hmc() -> None:
     assert_moments(draws**2, 1)
 
 
+@pytest.mark.slow
 def test_float64_where_x64_is_on() -> None:
     with jax.enable_x64(True):
         result = hmc.sample(lambda x: -0.5 * (x**2).sum(), np.zeros(2), key=KEY, chains=2, **SMALL)
@@ -157,7 +159,6 @@ def test_chains_start_together_apart_or_drawn() -> None:
         return -0.5 * (x["u"] ** 2).sum()
 
     apart = np.arange(6, dtype=np.float32).reshape(3, 2)
-    assert hmc.sample(density, {"u": apart}, **still).samples["u"].shape == (3, 1, 2)
     found = hmc.sample(density, {"u": apart}, **still).samples["u"][:, 0]
     np.testing.assert_allclose(found, apart, atol=1e-4)
     together = hmc.sample(density, {"u": apart[1]}, chains=4, **still).samples["u"][:, 0]
@@ -176,11 +177,11 @@ def normal(x: Any) -> Any:
         (normal, np.zeros(2), {"samples": 0}, "samples is 0: an integer of at least 1 is needed"),
         (normal, np.zeros(2), {"chains": 0}, "chains is 0: an integer of at least 1"),
         (normal, np.zeros(2), {"warmup": -1}, "warmup is -1: an integer of at least 0"),
-        (normal, np.zeros(2), {"warmup": 10.0}, "warmup is 10.0: an integer"),
+        (normal, np.zeros(2), {"samples": True}, "samples is True: an integer"),
         (normal, np.zeros(2), {"leapfrogs": 0}, "leapfrogs is 0"),
         (normal, np.zeros(2), {"warmup": 0}, "warmup is 0: then step_size and leapfrogs must be given"),
         (normal, np.zeros(2), {"jitter": 1.0}, "jitter is 1.0: from 0"),
-        (normal, np.zeros(2), {"target_acceptance": 1}, "target_acceptance is 1: more than 0"),
+        (normal, np.zeros(2), {"target_acceptance": 1.0}, "target_acceptance is 1.0: more than 0"),
         (normal, np.zeros(2), {"step_size": float("nan")}, "step_size is nan: a positive number"),
         (normal, np.zeros(2, np.int32), {}, "initial: x is int32: HMC moves float32"),
         (lambda p: normal(p["u"]), {"u": np.zeros(2), "n": 3}, {}, "initial: n is int32"),
@@ -189,11 +190,16 @@ def normal(x: Any) -> Any:
         (normal, {"u": np.zeros(2), "v": np.zeros(3)}, {"chains": None}, "u 2, v 3"),
         (normal, {"u": np.zeros(2), "v": 0.0}, {"chains": None}, "u 2, v none"),
         (normal, lambda key: jnp.zeros(2), {"chains": None}, "chains must be given where initial is a function"),
-        (lambda x: x, np.zeros(2), {}, "log_density must return one float for one position; it returned float32[2]"),
+        (lambda x: x, np.zeros(2), {}, "one float for one position; it returned float32[2]"),
         (lambda x: (x.sum(), 0), np.zeros(2), {}, "it returned a tuple"),
         (lambda x: 3, np.zeros(2), {}, "log_density must return one float"),
-        (lambda x: jnp.log(x).sum(), np.array([1.0, -1.0]), {}, "log_density is not finite at the start of 2 of 2 chains (nan for chain 0)"),
-        (lambda x: jnp.log(x).sum(), np.array([[1.0], [0.0], [2.0]]), {"chains": None}, "of 1 of 3 chains (-inf for chain 1)"),
+        (lambda x: jnp.log(x).sum(), np.array([1.0, -1.0]), {}, "of 2 of 2 chains (nan for chain 0)"),
+        (
+            lambda x: jnp.log(x).sum(),
+            np.array([[1.0], [0.0], [2.0]]),
+            {"chains": None},
+            "of 1 of 3 chains (-inf for chain 1)",
+        ),
         (lambda x: jnp.sqrt(x).sum(), np.zeros(2), {}, "the gradient of log_density is not finite at the start"),
     ],
 )  # fmt: skip
@@ -221,7 +227,7 @@ def test_a_bar_shows_both_phases_and_quiet_shows_none(monkeypatch) -> None:
     ]  # fmt: skip
     assert sum(amount for what, amount in shown if what == "advance") == 70
     shown.clear()
-    hmc.sample(normal, np.zeros(1), key=KEY, chains=2, **SMALL)
+    small_sampler().run(KEY)  # is quiet
     assert not shown
 
 

@@ -26,10 +26,10 @@ SHRINK_COUNT, SHRINK_VARIANCE = 5.0, 1e-3
 
 TURN = 1.1656
 """Mean length of a trajectory in scales of the slowest direction: the root of tan(t) = 2 t."""
-PRIOR_COUNT = 5.0
+PRIOR_WORTH = 5.0
 """Iterations that the first guess of the slowest direction's scale, 1, is worth."""
-TRANSIENT = 0.1
-"""What the way from the start to the bulk of the density is worth afterwards."""
+REMEMBERED = 0.1
+"""What a window's iterations are worth in the next one: chains may still have been on their way."""
 
 
 class Schedule(NamedTuple):
@@ -134,7 +134,12 @@ def guess_slowest(position: Float[Array, "chains z"]) -> Slowest:
     # Any direction that no model singles out: a power iteration cannot leave one that is orthogonal to the answer.
     direction = jnp.cos(jnp.arange(1, size + 1, dtype=dtype) ** 2)
     one = jnp.ones((), dtype)
-    return Slowest(position.mean(0), direction / jnp.linalg.norm(direction), one, one * PRIOR_COUNT)
+    return Slowest(position.mean(0), direction / jnp.linalg.norm(direction), one, one * PRIOR_WORTH)
+
+
+def forget_the_way(slowest: Slowest, position: Float[Array, "chains z"]) -> Slowest:
+    """Once the chains have come from where they started: their spread on the way says nothing, its direction may."""
+    return guess_slowest(position)._replace(direction=slowest.direction)
 
 
 def follow_slowest(slowest: Slowest, position: Float[Array, "chains z"], scale: Float[Array, "z"]) -> Slowest:
@@ -152,10 +157,11 @@ def follow_slowest(slowest: Slowest, position: Float[Array, "chains z"], scale: 
 
 
 def rescale_slowest(slowest: Slowest, old: Float[Array, "z"], new: Float[Array, "z"]) -> Slowest:
-    """The same in coordinates of another scale. Half of its count is forgotten: windows are better and better."""
+    """The same in coordinates of another scale, for the next window."""
     direction = slowest.direction * old / new
     length = jnp.linalg.norm(direction)
-    return Slowest(slowest.mean, direction / length, slowest.variance * jnp.square(length), slowest.worth / 2)
+    variance = slowest.variance * jnp.square(length)
+    return Slowest(slowest.mean, direction / length, variance, slowest.worth * REMEMBERED)
 
 
 def trajectory_of(slowest: Slowest) -> Float[Array, ""]:

@@ -4,14 +4,17 @@ Randomness depends on the number of the iteration alone and nothing on where a l
 number of iterations may be one call. The host's part is sampler.py.
 """
 
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
 from hotloop.mcmc import adaptation, kernel, random_bits
 from hotloop.mcmc.settings import Settings
+
+Parts = TypeVar("Parts")
 
 DIVERGENCE = 1000.0
 """Change of energy from which a trajectory counts as diverged, as in Stan."""
@@ -129,6 +132,8 @@ class Programs:
 
     def warm(self, state: WarmUp, words: Array, start: Array, stop: Array) -> WarmUp:
         """Iterations of warm-up from `start` up to `stop`."""
+        if self._settings.warmup == 0:
+            return state
         found = lax.fori_loop(start, stop, lambda i, state: self._warm_once(state, words, i), state)
         return cast(WarmUp, found)
 
@@ -143,13 +148,15 @@ class Programs:
             state.averaging, info.acceptance.mean(), settings.target_acceptance
         )
         collects, ends = jnp.asarray(plan.collects)[i], jnp.asarray(plan.ends)[i]
-        added = adaptation.add_positions(state.moments, chains.position.T)
-        moments = adaptation.Moments(
-            *(jnp.where(collects, new, old) for new, old in zip(added, state.moments, strict=True))
+        rows = chains.position.T
+        added = adaptation.add_positions(state.moments, rows)
+        moments = choose(collects, added, state.moments)
+        followed = adaptation.follow_slowest(state.slowest, rows, state.scale)
+        arrived = adaptation.forget_the_way(followed, rows)
+        slowest = choose(
+            i == plan.start - 1, arrived, choose(collects | (i < plan.start), followed, state.slowest)
         )
-        slowest = adaptation.follow_slowest(state.slowest, chains.position.T, state.scale)
-        worth = jnp.where(i == plan.start - 1, slowest.worth * adaptation.TRANSIENT, slowest.worth)
-        state = WarmUp(chains, averaging, state.scale, moments, slowest._replace(worth=worth))
+        state = WarmUp(chains, averaging, state.scale, moments, slowest)
         return cast(WarmUp, lax.cond(ends, end_window, lambda state: state, state))
 
     def tuning(self, state: WarmUp) -> Tuning:
@@ -196,6 +203,10 @@ class Programs:
             )
 
         return cast(tuple[kernel.State, Draws], lax.fori_loop(start, stop, once, state))
+
+
+def choose(condition: Array, one: Parts, other: Parts) -> Parts:
+    return cast(Parts, jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other))
 
 
 def end_window(state: WarmUp) -> WarmUp:

@@ -57,14 +57,18 @@ class Sampler:
         target.check_density(log_density, self._layout)
         self._gradient = target.over_columns(log_density, self._layout)
         with self._show("hmc", None) as bar, bar.compiling(recorded=False):
-            self.compile_seconds = _seconds(self._compile)
+            self.compile_seconds = _seconds(self._compile_start)
+            if not callable(initial):
+                target.check_start(self._start(self._positions(None)))
+            self.compile_seconds += _seconds(self._compile_loops)
 
-    def _compile(self) -> None:
-        """All that runs later, so that nothing compiles while it is timed."""
+    def _compile_start(self) -> None:
         columns = target.abstract((self._layout.size, self._chains), self._layout.dtype)
-        programs = Programs(self.settings, self._gradient)
-        start = jax.jit(lambda columns: kernel.init(columns, self._gradient)).lower(columns)
-        chains = start.out_info
+        self._start = jax.jit(lambda columns: kernel.init(columns, self._gradient)).lower(columns).compile()
+
+    def _compile_loops(self) -> None:
+        """All that runs later, so that nothing compiles while it is timed."""
+        programs, chains = Programs(self.settings, self._gradient), self._start.out_info
         begin = jax.jit(programs.begin).lower(chains, WORDS)
         tuning = jax.jit(programs.tuning).lower(begin.out_info)
         room = jax.jit(programs.empty).lower(chains)
@@ -73,7 +77,7 @@ class Sampler:
             (chains, room.out_info), tuning.out_info, WORDS, INT, INT
         )
         arrange = jax.jit(self._arrange).lower(room.out_info)
-        self._start, self._begin, self._warm = start.compile(), begin.compile(), warm.compile()
+        self._begin, self._warm = begin.compile(), warm.compile()
         self._tuning, self._empty = tuning.compile(), room.compile()
         self._draw, self._arranged = draw.compile(), arrange.compile()
 
@@ -122,10 +126,11 @@ class Sampler:
             seconds=seconds,
         )
 
-    def _positions(self, key: Array) -> Array:
+    def _positions(self, key: Array | None) -> Array:
         """Where the chains start, as columns."""
         chains = self._chains
         if callable(self._initial):
+            assert key is not None
             positions = jax.vmap(self._initial)(jax.random.split(key, chains))
         elif self._shared:
             row = self._layout.ravel(self._initial, leading=0)
