@@ -19,7 +19,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 # Hoffman & Gelman 2014, section 3.2, and Stan's defaults, but for GAMMA: Stan's 0.05 follows one chain's acceptance so
-# closely that the averaged step ends too short (acceptance 0.90 for a target of 0.80, and 0.84 with 0.1).
+# closely that the averaged step ends too short (50 numbers, target 0.80: acceptance 0.90, and 0.84 with 0.1).
 GAMMA, OFFSET, KAPPA = 0.1, 10.0, 0.75
 START_BUFFER, FIRST_WINDOW, END_BUFFER = 75, 25, 50
 SHRINK_COUNT, SHRINK_VARIANCE = 5.0, 1e-3
