@@ -1,0 +1,206 @@
+"""`hmc.sample` against BlackJAX and numpyro: python benchmarks/peers/hmc.py [--device gpu] [--json FILE].
+
+What is compared is effective draws a second: the smallest bulk or tail ESS of all numbers of a position over the time
+of the draws that are kept, and over that and warm-up (`total`). Peers are NUTS, and HMC with the leapfrogs that ours
+found (hmc_sides.py says with which settings), on three densities (hmc_targets.py) with 1, 64 and 4,096 chains. Every
+side is compiled before. In a first run of each, which is not timed, all means and variances must be within standard
+errors of the exact ones, or of ours where nothing exact is known, or the program stops. Then all take turns, each
+round with a seed of its own. A round's ratio is our ESS/s over theirs, so more is better for us. A missed floor is said
+and gives exit status 1. Where numpyro is not installed it is left out and said.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import load_before, save
+from hmc_sides import Lengths, Run, Side, blackjax_side, numpyro_side, ours
+from hmc_targets import TARGETS, Target
+
+from hotloop.engine.device import setup
+from hotloop.mcmc import diagnostics
+
+LENGTHS = {1: Lengths(1, 1000, 4000), 64: Lengths(64, 500, 500), 4096: Lengths(4096, 200, 50)}
+SMOKE = Lengths(4, 200, 200)
+FLOOR = 1.5
+STANDARD_ERRORS = (
+    5.0  # beyond which moments are not equal: of some hundred that are looked at, chance takes none there
+)
+PEERS = ("blackjax", "numpyro")
+
+
+def sides(target: Target, lengths: Lengths, skip: list[str]) -> Iterator[tuple[str, Side]]:
+    """Ours, then every peer that is there and asked for."""
+    side, found = ours(target, lengths)
+    yield "ours", side
+    leapfrogs = max(1, round(float(np.asarray(found.leapfrogs).mean())))
+    if "blackjax" not in skip:
+        yield "blackjax nuts", blackjax_side(target, lengths, None)
+        yield "blackjax hmc", blackjax_side(target, lengths, leapfrogs)
+    if "numpyro" not in skip:
+        yield "numpyro nuts", numpyro_side(target, lengths, None)
+        yield "numpyro hmc", numpyro_side(target, lengths, found.trajectory)
+
+
+def numbers(run: Run) -> Iterator[tuple[str, int, np.ndarray]]:
+    """Leaf, place in it, and draws [chains, draws] of every number of a position."""
+    for name, leaf in run.samples.items():
+        flat = np.asarray(leaf, np.float64).reshape(*leaf.shape[:2], -1)
+        for place in range(flat.shape[-1]):
+            yield name, place, flat[..., place]
+
+
+def least_ess(run: Run) -> float:
+    return min(min(diagnostics.ess_bulk(draws), diagnostics.ess_tail(draws)) for _, _, draws in numbers(run))
+
+
+def estimate(draws: np.ndarray) -> tuple[float, float]:
+    """Mean and its standard error."""
+    return draws.mean(), draws.std() / np.sqrt(diagnostics.ess_bulk(draws))
+
+
+def disagreement(run: Run, reference: Run, exact: dict[str, tuple[np.ndarray, np.ndarray]]) -> float:
+    """The largest difference of a mean or variance from the exact one, else the reference's, in standard errors."""
+    worst = 0.0
+    for (name, place, draws), (_, _, others) in zip(numbers(run), numbers(reference), strict=True):
+        if name in exact:
+            mean, variance = (np.reshape(values, -1)[place] for values in exact[name])
+            pairs = [((mean, 0.0), draws), ((variance, 0.0), (draws - mean) ** 2)]
+        else:
+            middle = others.mean()
+            squares = (others - middle) ** 2
+            pairs = [(estimate(others), draws), (estimate(squares), (draws - middle) ** 2)]
+        for (expected, its_error), values in pairs:
+            found, error = estimate(values)
+            worst = max(worst, abs(found - expected) / np.hypot(error, its_error))
+    return float(worst)
+
+
+def compare(name: str, lengths: Lengths, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One density with one number of chains: checked, then timed in turns."""
+    target = TARGETS[name]()
+    all_sides = dict(sides(target, lengths, options.skip))
+    first = {side: run(1) for side, run in all_sides.items()}
+    apart = {side: disagreement(run, first["ours"], target.exact) for side, run in first.items()}
+    for side, errors in apart.items():
+        if not errors <= STANDARD_ERRORS:
+            raise SystemExit(
+                f"{name}, {side}: a moment is {errors:.1f} standard errors off: not the same density, not timed"
+            )
+    turns: dict[str, list[dict[str, float]]] = {side: [] for side in all_sides}
+    for turn in range(options.rounds):
+        for side, run in all_sides.items():
+            turns[side].append(measure(run(2 + turn)))
+    return [result(name, lengths, side, turns, apart[side], first[side].divergences) for side in all_sides]
+
+
+def measure(run: Run) -> dict[str, float]:
+    ess = least_ess(run)
+    return {
+        "ess": ess,
+        "ess_per_second": ess / run.sampling,
+        "total_ess_per_second": ess / (run.sampling + run.warmup),
+        "warmup_seconds": run.warmup,
+        "sampling_seconds": run.sampling,
+    }
+
+
+def result(
+    name: str,
+    lengths: Lengths,
+    side: str,
+    turns: dict[str, list[dict[str, float]]],
+    apart: float,
+    divergences: int,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"case": f"{name}, {lengths.chains} chains", "side": side, **lengths._asdict()}
+    for figure in turns[side][0]:
+        values = [turn[figure] for turn in turns[side]]
+        row[figure] = statistics.median(values)
+        row[f"{figure}_low"], row[f"{figure}_high"] = min(values), max(values)
+    for prefix, figure in (("ratio", "ess_per_second"), ("total_ratio", "total_ess_per_second")):
+        ratios = [a[figure] / b[figure] for a, b in zip(turns["ours"], turns[side], strict=True)]
+        row[prefix] = statistics.median(ratios)
+        row[f"{prefix}_low"], row[f"{prefix}_high"] = min(ratios), max(ratios)
+    floor = None if side == "ours" else FLOOR
+    return {
+        **row,
+        "standard_errors_off": apart,
+        "divergences": divergences,
+        "floor": floor,
+        "missed": floor is not None and row["ratio"] < floor,
+        "rounds": len(turns[side]),
+    }
+
+
+HEADER = (
+    f"{'case':24} {'side':14} {'ESS/s':>10} {'ratio':>7} {'range':>15} {'total':>7} {'range':>15} "
+    f"{'warm-up s':>9} {'draws s':>8} {'off':>4}"
+)
+
+
+def show(row: dict[str, Any]) -> None:
+    spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+    total = f"{row['total_ratio_low']:.2f} to {row['total_ratio_high']:.2f}"
+    print(
+        f"{row['case']:24} {row['side']:14} {row['ess_per_second']:10,.0f} {row['ratio']:7.2f} {spread:>15} "
+        f"{row['total_ratio']:7.2f} {total:>15} {row['warmup_seconds']:9.3f} {row['sampling_seconds']:8.3f} "
+        f"{row['standard_errors_off']:4.1f}{'  MISSED' if row['missed'] else ''}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    options, load = arguments(), load_before()
+    setup(options.device)
+    for peer in PEERS:
+        if peer not in options.skip and find_spec(peer) is None:
+            print(f"{peer} is not installed: left out")
+            options.skip.append(peer)
+    results = []
+    print(HEADER)
+    for chains in options.chains:
+        lengths = SMOKE if options.smoke else LENGTHS[chains]
+        if options.draws:
+            lengths = lengths._replace(samples=options.draws)
+        for name in options.cases:
+            rows = compare(name, lengths, options)
+            results += rows
+            for row in rows:
+                show(row)
+    if options.json:
+        peers = {name: version(name) for name in PEERS if name not in options.skip}
+        save(options.json, {**peers, "family": "hmc", "load_before": f"{load:.2f}"}, results)
+    return int(any(row["missed"] for row in results) and not options.smoke)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--cases", nargs="*", default=list(TARGETS), choices=list(TARGETS), help="densities")
+    parser.add_argument("--chains", nargs="*", type=int, default=list(LENGTHS), choices=list(LENGTHS))
+    parser.add_argument(
+        "--draws", type=int, help="draws of a chain that are kept, instead of the number's own"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
+    parser.add_argument("--skip", nargs="*", default=[], choices=PEERS, help="peers to leave out")
+    parser.add_argument(
+        "--smoke", action="store_true", help="four chains, 200 draws: that it runs, no figures"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    options = parser.parse_args()
+    if options.smoke:
+        options.chains, options.rounds = options.chains[:1], 1
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

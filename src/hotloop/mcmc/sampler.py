@@ -1,0 +1,192 @@
+"""Sampling a log density over a pytree: the host's part. `sample` is what most programs want.
+
+Warm-up and draws are two compiled loops (loops.py), each called in pieces of a quarter of a second, between which a
+progress bar moves and Ctrl-C is heard; where pieces end does not change the result.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar, Unpack, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from hotloop.engine import progress
+from hotloop.errors import OptionError
+from hotloop.mcmc import kernel, random_bits, target
+from hotloop.mcmc.loops import Draws, Programs, Tuning
+from hotloop.mcmc.result import Result, Seconds
+from hotloop.mcmc.settings import Options, Settings
+
+PyTree = Any
+LogDensity = Callable[[PyTree], Array]
+State = TypeVar("State")
+
+FIRST_PIECE, PIECE_SECONDS = 16, 0.25
+INT, WORDS = target.abstract((), jnp.int32), target.abstract((2,), jnp.uint32)
+
+
+class Sampler:
+    """Compiled for one log density, one shape of position and one number of chains; `run(key)` samples.
+
+    It takes what `sample` takes, but for the key, and compiles at once, so that many keys need one compilation.
+    """
+
+    def __init__(
+        self,
+        log_density: LogDensity,
+        initial: PyTree | Callable[[Array], PyTree],
+        *,
+        quiet: bool = False,
+        **options: Unpack[Options],
+    ):
+        self.settings, self._initial, one = Settings(**options), initial, initial
+        if callable(initial):
+            one = jax.eval_shape(initial, jax.random.key(0))
+        elif self.settings.chains is None:
+            chains, one = target.separate_chains(initial)
+            self.settings = replace(self.settings, chains=chains)
+        if self.settings.chains is None:
+            raise OptionError("chains must be given where initial is a function of a key")
+        self._chains = self.settings.chains
+        self._shared = one is initial
+        self._show = progress.hide if quiet else progress.show
+        self._layout = target.layout_of(one)
+        target.check_density(log_density, self._layout)
+        self._gradient = target.over_columns(log_density, self._layout)
+        with self._show("hmc", None) as bar, bar.compiling(recorded=False):
+            self.compile_seconds = _seconds(self._compile_start)
+            if not callable(initial):
+                target.check_start(self._start(self._positions(None)))
+            self.compile_seconds += _seconds(self._compile_loops)
+
+    def _compile_start(self) -> None:
+        columns = target.abstract((self._layout.size, self._chains), self._layout.dtype)
+        self._start = jax.jit(lambda columns: kernel.init(columns, self._gradient)).lower(columns).compile()
+
+    def _compile_loops(self) -> None:
+        """All that runs later, so that nothing compiles while it is timed."""
+        programs, chains = Programs(self.settings, self._gradient), self._start.out_info
+        begin = jax.jit(programs.begin).lower(chains, WORDS)
+        tuning = jax.jit(programs.tuning).lower(begin.out_info)
+        room = jax.jit(programs.empty).lower(chains)
+        warm = jax.jit(programs.warm, donate_argnums=0).lower(begin.out_info, WORDS, INT, INT)
+        draw = jax.jit(programs.draw, donate_argnums=0).lower(
+            (chains, room.out_info), tuning.out_info, WORDS, INT, INT
+        )
+        arrange = jax.jit(self._arrange).lower(room.out_info)
+        self._begin, self._warm = begin.compile(), warm.compile()
+        self._tuning, self._empty = tuning.compile(), room.compile()
+        self._draw, self._arranged = draw.compile(), arrange.compile()
+
+    def _arrange(self, draws: Draws) -> tuple[PyTree, Draws]:
+        """Draws as the user wants them: chains first, positions as pytrees."""
+        samples = self._layout.unravel(draws.position.transpose(2, 0, 1))
+        return samples, draws._replace(
+            position=draws.position[:0],
+            log_density=draws.log_density.T,
+            acceptance=draws.acceptance.T,
+            diverging=draws.diverging.T,
+        )
+
+    def run(self, key: Array) -> Result:
+        """Warm-up and draws with the randomness of `key`."""
+        settings = self.settings
+        starts, first, warm, kept = jax.random.split(key, 4)
+        state = self._start(self._positions(starts))
+        target.check_start(state)
+        began = time.perf_counter()
+        warmed = self._begin(state, random_bits.words_of(first))
+        with self._show(f"warm-up of {self._chains} chains", settings.warmup) as bar:
+            words = random_bits.words_of(warm)
+            warmed = _in_pieces(settings.warmup, lambda s, *at: self._warm(s, words, *at), warmed, bar)
+        tuning: Tuning = self._tuning(warmed)
+        _wait(tuning)
+        between = time.perf_counter()
+        with self._show(f"draws of {self._chains} chains", settings.samples) as bar:
+            words = random_bits.words_of(kept)
+            drawn = warmed.chains, self._empty(warmed.chains)
+            _, draws = _in_pieces(
+                settings.samples, lambda s, *at: self._draw(s, tuning, words, *at), drawn, bar
+            )
+        samples, others = _wait(self._arranged(draws))
+        seconds = Seconds(self.compile_seconds, between - began, time.perf_counter() - between)
+        return Result(
+            samples=samples,
+            log_density=others.log_density,
+            acceptance=others.acceptance,
+            diverging=others.diverging,
+            leapfrogs=others.leapfrogs,
+            step_size=float(tuning.step_size),
+            trajectory=float(tuning.trajectory),
+            mass=self._layout.unravel(1 / jnp.square(tuning.scale)),
+            names=self._layout.names,
+            seconds=seconds,
+        )
+
+    def _positions(self, key: Array | None) -> Array:
+        """Where the chains start, as columns."""
+        chains = self._chains
+        if callable(self._initial):
+            assert key is not None
+            positions = jax.vmap(self._initial)(jax.random.split(key, chains))
+        elif self._shared:
+            row = self._layout.ravel(self._initial, leading=0)
+            return jnp.tile(row[:, None], (1, chains))
+        else:
+            positions = self._initial
+        return self._layout.ravel(positions).T
+
+
+def sample(
+    log_density: LogDensity,
+    initial: PyTree | Callable[[Array], PyTree],
+    *,
+    key: Array,
+    quiet: bool = False,
+    **options: Unpack[Options],
+) -> Result:
+    """Draw from the density whose logarithm, up to a constant, is `log_density(position)`, by HMC.
+
+    A position is any pytree of floats. `initial` is one position, where all of `chains` start; or a function of a key
+    that draws one for each chain; or, without `chains`, positions whose leaves begin with an axis of chains.
+
+    `warmup` iterations find step size (toward `target_acceptance`), diagonal mass and length of trajectories, shared
+    by all chains; then `samples` draws of each chain are kept. `leapfrogs` fixes their number instead of the
+    length, of which a trajectory has at most `max_leapfrogs`; each draw's number differs from the mean by a share of
+    up to `jitter`. `step_size` is where its search begins, and the one that is used where `warmup` is 0. On a
+    terminal a bar shows how far it is, unless `quiet`.
+
+    >>> import jax
+    >>> from hotloop import hmc
+    >>> found = hmc.sample(lambda x: -abs(x), 1.0, key=jax.random.key(0), chains=500, warmup=200, samples=50)
+    >>> found.samples.shape, bool(abs(found.samples.var() - 2) < 0.2)
+    ((500, 50), True)
+    """
+    return Sampler(log_density, initial, quiet=quiet, **options).run(key)
+
+
+def _in_pieces(total: int, call: Callable[..., State], state: State, bar: progress.Progress) -> State:
+    """`call(state, start, stop)` over all iterations, in calls of about a quarter of a second."""
+    done, piece = 0, FIRST_PIECE
+    while done < total:
+        stop = min(done + piece, total)
+        began = time.perf_counter()
+        state = _wait(call(state, jnp.int32(done), jnp.int32(stop)))
+        took = time.perf_counter() - began
+        bar.advance(stop - done)
+        piece = max(1, min(16 * piece, round((stop - done) * PIECE_SECONDS / took)))
+        done = stop
+    return state
+
+
+def _wait(found: State) -> State:
+    return cast(State, jax.block_until_ready(found))  # type: ignore[no-untyped-call]
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,142 @@
+"""A log density over any pytree as one over columns [z, chains], and the checks of where the chains start.
+
+What cannot work is refused here with one line, before anything is compiled for long: leaves that are no floats, shapes
+that do not fit, a log density that is not one number, or not finite at the start.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from hotloop.errors import OptionError
+from hotloop.mcmc.kernel import State, ValueAndGradient
+
+FLOATS = ("float32", "float64")
+PyTree = Any
+
+
+def abstract(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """An array that is known by its shape and type alone."""
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a position, any pytree of floats, is a row of z numbers."""
+
+    treedef: Any
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        return sum(prod(shape) for shape in self.shapes)
+
+    def unravel(self, rows: Float[Array, "*rows z"]) -> PyTree:
+        """Rows of any leading shape as positions whose leaves begin with that shape."""
+        leaves, place = [], 0
+        for shape in self.shapes:
+            stop = place + prod(shape)
+            leaves.append(rows[..., place:stop].reshape(*rows.shape[:-1], *shape))
+            place = stop
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def ravel(self, positions: PyTree, leading: int = 1) -> Float[Array, "*rows z"]:
+        """The other way: leaves that begin with `leading` shared axes as rows."""
+        leaves = [jnp.asarray(leaf, self.dtype) for leaf in jax.tree.leaves(positions)]
+        rows = [leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves]
+        return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=-1)
+
+
+def layout_of(position: PyTree) -> Layout:
+    """The layout of one chain's position; its leaves may be arrays or only their shapes."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(position)
+    if not leaves:
+        raise OptionError("initial has no arrays: give a pytree of floats, one position of a chain")
+    names = tuple(jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path, _ in leaves)
+    types = [jnp.result_type(leaf) for _, leaf in leaves]
+    for name, dtype in zip(names, types, strict=True):
+        if dtype.name not in FLOATS:
+            raise OptionError(
+                f"initial: {name} is {dtype.name}: HMC moves float32 or, with jax_enable_x64, float64; write 0.0 for 0"
+            )
+    shapes = tuple(tuple(np.shape(leaf)) for _, leaf in leaves)
+    for name, shape in zip(names, shapes, strict=True):
+        if prod(shape) == 0:
+            raise OptionError(f"initial: {name} has shape {list(shape)}: there is nothing to sample")
+    return Layout(treedef, names, shapes, np.dtype(jnp.result_type(*types)))
+
+
+def separate_chains(initial: PyTree) -> tuple[int, PyTree]:
+    """How many chains the leaves' first axes say there are, and the shapes of one chain's position."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(initial)
+    counts = {
+        jax.tree_util.keystr(path, simple=True, separator=".") or "x": np.shape(leaf)[:1]
+        for path, leaf in leaves
+    }
+    if () in counts.values() or len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} {count[0] if count else 'none'}" for name, count in counts.items())
+        raise OptionError(
+            f"without chains= every leaf of initial begins with an axis of chains, the same for all; here: {shown}"
+        )
+    layout_of(initial)
+    one = jax.tree.map(lambda leaf: abstract(np.shape(leaf)[1:], jnp.result_type(leaf)), initial)
+    return next(iter(counts.values()), (0,))[0], one
+
+
+def over_columns(log_density: Callable[[PyTree], Array], layout: Layout) -> ValueAndGradient:
+    """Value and gradient of every column at once: the density of one position is mapped over the chains.
+
+    Chains are the last axis all the way, so that sums over a position run along whole vectors of chains.
+    """
+
+    def total(positions: PyTree) -> tuple[Array, Array]:
+        values = jax.vmap(log_density, in_axes=-1)(positions)
+        return values.sum(), values
+
+    def value_and_gradient(columns: Array) -> tuple[Array, Array]:
+        leaves = jnp.split(columns, np.cumsum([prod(shape) for shape in layout.shapes])[:-1])
+        shaped = [leaf.reshape(*shape, -1) for leaf, shape in zip(leaves, layout.shapes, strict=True)]
+        (_, values), slope = jax.value_and_grad(total, has_aux=True)(
+            jax.tree.unflatten(layout.treedef, shaped)
+        )
+        slopes = [leaf.reshape(-1, columns.shape[1]) for leaf in jax.tree.leaves(slope)]
+        return values.astype(layout.dtype), slopes[0] if len(slopes) == 1 else jnp.concatenate(slopes)
+
+    return value_and_gradient
+
+
+def check_density(log_density: Callable[[PyTree], Array], layout: Layout) -> None:
+    """Refuse what is not one float of a position."""
+    position = jax.tree.unflatten(layout.treedef, [abstract(shape, layout.dtype) for shape in layout.shapes])
+    found = jax.eval_shape(log_density, position)
+    if not isinstance(found, jax.ShapeDtypeStruct):
+        raise OptionError(
+            f"log_density must return one float for one position; it returned a {type(found).__name__}"
+        )
+    if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
+        kind = f"{found.dtype}{list(found.shape)}"
+        raise OptionError(f"log_density must return one float for one position; it returned {kind}")
+
+
+def check_start(state: State) -> None:
+    """Refuse chains that could never move: no finite density or gradient where they start."""
+    for what, finite, values in (
+        ("log_density", np.isfinite(state.log_density), state.log_density),
+        ("the gradient of log_density", np.isfinite(state.gradient).all(0), None),
+    ):
+        bad = np.flatnonzero(~finite)
+        if bad.size:
+            shown = "" if values is None else f" ({values[bad[0]]} for chain {bad[0]})"
+            raise OptionError(
+                f"{what} is not finite at the start of {bad.size} of {finite.size} chains{shown}: "
+                "give another initial position"
+            )
