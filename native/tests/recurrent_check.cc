@@ -104,6 +104,7 @@ void check_cells(const Team::Schedule& schedule) {
       check_gradients({cell, 3, 2, 5, 70}, has_start, schedule);
       check_gradients({cell, 2, 31, 40, 19}, has_start, schedule);
       check_gradients({cell, 5, 1, 9, 64}, has_start, schedule);  // weights are read where they lie
+      check_gradients({cell, 2, 8, 600, 544}, has_start, schedule);
     }
     check_gradients({cell, 1, 1, 1, 1}, false, schedule);
   }

@@ -1,5 +1,5 @@
-"""What the time of this process went to until its first update: parts by name, one after the other. It imports nothing
-of hotloop, so that its clock starts before everything else."""
+"""What the time went to until a run's first update: parts by name, one after the other. It imports nothing of hotloop,
+so that the first run's clock starts before everything else; the next one's starts where the run before it ended."""
 
 import time
 
@@ -15,8 +15,15 @@ def end_part(name: str) -> None:
     _last = now
 
 
+def start_again() -> None:
+    """A run has ended: what follows is the next one's."""
+    global _began, _last
+    _began = _last = time.monotonic()
+    _parts.clear()
+
+
 def seconds() -> float:
-    """Since the process began to import hotloop."""
+    """Since the process began to import hotloop, or the run before ended."""
     return time.monotonic() - _began
 
 

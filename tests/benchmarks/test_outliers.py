@@ -15,9 +15,9 @@ def benchmarks_on_the_path(monkeypatch):
 def test_one_call_above_twice_the_median_is_found():
     import outliers
 
-    steady = [1.0, 1.1, 0.9, 1.99, 1.0]
+    steady = [outliers.Timed(took, 0.0) for took in (1.0, 1.1, 0.9, 1.99, 1.0)]
     assert not outliers.judge(steady)["missed"]
-    found = outliers.judge([*steady, 2.2, 3.0])
+    found = outliers.judge([*steady, outliers.Timed(2.2, 0.0), outliers.Timed(3.0, 0.0)])
     assert found["missed"]
     assert found["calls"] == 7
     assert found["calls_above"] == 1
@@ -25,31 +25,28 @@ def test_one_call_above_twice_the_median_is_found():
     assert found["largest_over_median"] == pytest.approx(3.0 / 1.1)
 
 
-def test_calls_during_which_a_processor_was_taken_away_are_made_again():
+def test_what_the_host_gave_away_excuses_as_much_and_no_more():
     import outliers
 
-    made = []
-    ticks = iter(
-        [0, 0, 0, 3, 3, 3, 3, 4, 4, 4]
-    )  # before and after each of five calls: the 2nd and 4th are disturbed
-    times, disturbed = outliers.time_undisturbed(lambda: made.append(1), 3, lambda: next(ticks))
-    assert (len(times), len(disturbed), len(made)) == (3, 2, 5)
+    steady = [outliers.Timed(1.0, 0.0)] * 5
+    excused = outliers.judge([*steady, outliers.Timed(2.5, 0.6)])
+    assert not excused["missed"]
+    assert (excused["stolen_calls"], excused["stolen_ms"]) == (1, 600)
+    assert excused["largest_with_stolen_ms"] == 2500
+    assert outliers.judge([*steady, outliers.Timed(30.0, 0.6)])["calls_above"] == 1
 
 
-def test_a_machine_that_is_always_disturbed_is_judged_by_what_it_has():
+def test_a_call_is_timed_with_what_the_system_counts_as_stolen(monkeypatch):
     import outliers
 
-    ticks = iter(range(100))
-    times, disturbed = outliers.time_undisturbed(lambda: None, 3, lambda: next(ticks))
-    assert (len(times), len(disturbed)) == (3, 3)
-
-
-def test_stolen_ticks_are_those_of_the_system(monkeypatch):
-    import outliers
-
-    text = "cpu  59692 0 4940 57967 375 0 43 60 0 0\ncpu0 24550 0 1554 35322 51 0 6 29 0 0\n"
-    monkeypatch.setattr(Path, "read_text", lambda self: text)
-    assert outliers.stolen_ticks() == 60
+    counts = iter([60, 67])
+    monkeypatch.setattr(
+        Path, "read_text", lambda self: f"cpu  59692 0 4940 57967 375 0 43 {next(counts)} 0 0\ncpu0 2 0 1\n"
+    )
+    monkeypatch.setattr(outliers, "seconds", lambda call: 0.5)
+    timed = outliers.time_call(lambda: None)
+    assert timed.took == 0.5
+    assert timed.stolen == pytest.approx(7 / outliers.os.sysconf("SC_CLK_TCK"))
 
 
 def touched(size):

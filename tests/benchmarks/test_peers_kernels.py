@@ -87,13 +87,30 @@ def test_a_trial_that_is_long_enough_is_what_is_timed(monkeypatch):
     trial = SimpleNamespace(job=job, step=lambda: None)
     monkeypatch.setattr(kernels, "replace", lambda some, **to: SimpleNamespace(**vars(some) | to))
     monkeypatch.setattr(
-        kernels, "prepare", lambda job: made.append(job) or SimpleNamespace(step=lambda: None)
+        kernels, "prepare", lambda job: made.append(job) or SimpleNamespace(job=job, step=lambda: None)
     )
     monkeypatch.setattr(kernels, "seconds", lambda step: 4.0)
     assert kernels.of_length(trial, target=0.3) is trial  # two iterations of 2 s each
-    monkeypatch.setattr(kernels, "seconds", lambda step: 0.02)
-    kernels.of_length(trial, target=0.3)
-    assert made[0].config.batches_per_step == 30
+    assert made == []
+
+
+def test_what_a_call_costs_does_not_make_the_timed_ones_short(monkeypatch):
+    """A call of n iterations takes 9 ms and a millisecond for each."""
+    import kernels
+
+    made = []
+    job = SimpleNamespace(config=kernels.configs.Dense(batches_per_step=2))
+
+    def bench(job):
+        return SimpleNamespace(job=job, step=lambda: 0.009 + 0.001 * job.config.batches_per_step)
+
+    monkeypatch.setattr(kernels, "replace", lambda some, **to: SimpleNamespace(**vars(some) | to))
+    monkeypatch.setattr(kernels, "prepare", lambda job: made.append(job) or bench(job))
+    monkeypatch.setattr(kernels, "seconds", lambda step: step())
+    found = kernels.of_length(bench(job), target=0.3)
+    assert [each.config.batches_per_step for each in made] == [55, 258]  # 300 / 5.5, then 300 * 55 / 64
+    assert found.job is made[-1]
+    assert kernels.of_length(found, target=0.3) is found
 
 
 def test_cases_are_chosen_by_words():

@@ -46,7 +46,11 @@ def exact(x, kernel, groups, stride, pads):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("dtype", "bound"), [(jnp.float32, 1e-6), (jnp.float16, 2e-3)], ids=["32", "16"])
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [(jnp.float32, 1e-6), (jnp.float16, 2e-3), (jnp.bfloat16, 1.6e-2)],
+    ids=["float32", "float16", "bfloat16"],
+)
 def test_values_and_gradients_are_those_of_float64(shape, dtype, bound):
     x, kernel, settings = case(*shape)
     y, dy, dx, dk = exact(x, kernel, **settings)
@@ -84,3 +88,18 @@ def test_a_gpu_takes_them_for_small_images_of_few_channels():
     )  # of groups of four the library's are faster
     assert convolutions(1, inputs=8, groups=8) == 1
     assert convolutions(SMALL_IMAGES // (56 * 56 * 64) + 1) == 1
+
+
+def test_a_batch_of_any_size_can_be_exported():
+    kernel = jnp.ones((3, 3, 1, 4))
+    (rows,) = jax.export.symbolic_shape("rows")
+    x = jax.ShapeDtypeStruct((rows, 8, 8, 4), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: grouped_conv2d(x, kernel, 4)), platforms=["cpu", "cuda"])(
+        x
+    )
+    assert exported.call(jnp.ones((3, 8, 8, 4))).shape == (3, 8, 8, 4)
+
+
+def test_no_images_give_no_results():
+    y = jax.jit(lambda x: grouped_conv2d(x, jnp.ones((3, 3, 1, 4)), 4))(jnp.zeros((0, 8, 8, 4)))
+    assert y.shape == (0, 8, 8, 4)

@@ -92,7 +92,10 @@ def drive(
         program.feed.check_position(resumed.position["feed"])
     if resumed is not None or run.resumed:
         driver.note_resume()
-    return driver.run_plan(state)
+    try:
+        return driver.run_plan(state)
+    finally:
+        startup.start_again()
 
 
 def check_position(position: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from hotloop.engine import processes
 from hotloop.engine.blocks import Form, choose_form, count_operations, split_call
 from hotloop.engine.device import platform, reserve
 from hotloop.engine.feed import Batch, Feed, Gather, gather_rows
+from hotloop.engine.interrupt import leave_threads_behind
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, HotloopError, OptionError
@@ -114,11 +115,13 @@ class Program:
         self._ahead: dict[Form, Future[_Compiled]] = {}
         """Those that a thread compiles."""
 
-        # Inlined and cached: traced once, and every program takes it from there.
+        checked = _check_results(update)
+
+        # Inlined and cached: traced once, and every program takes it from there. It knows nothing of `self`, or the
+        # program's data would stay until the collector comes.
         @partial(jax.jit, inline=True)
         def one(state: State, step: Array, arguments: Any, key: Array, first: Array) -> tuple[State, Metrics]:
-            batch = self.feed.batch(arguments, step)
-            return _check_results(self.update)(state, batch, stream(key, "update", first + step))
+            return checked(state, feed.batch(arguments, step), stream(key, "update", first + step))
 
         self._one = one
 
@@ -170,6 +173,7 @@ class Program:
         by context managers is this thread's."""
         for form in self.missing(count):
             if form not in self._ahead:
+                leave_threads_behind()  # a stopped command need not wait for the compiler
                 self._ahead[form] = _COMPILER.submit(_compile_lowered, self._lower(state, form))
 
     def is_ahead(self, count: int) -> bool:

@@ -185,8 +185,9 @@ def _fused_or_library(library: Convolve, fused: Convolve, few_inputs: int) -> tu
     """On a GPU: sums of taps for small images of few channels a group; cuDNN reads large ones less often."""
 
     def choose(x: Array, kernel: Array, *dy: Array, groups: int, **settings: Any) -> Array:
-        is_small = x.size <= SMALL_IMAGES and _are_few(kernel, groups, few_inputs)
-        return (fused if is_small else library)(x, kernel, *dy, groups=groups, **settings)
+        is_small = isinstance(x.size, int) and 0 < x.size <= SMALL_IMAGES  # no symbol, as exports have
+        path = fused if is_small and _are_few(kernel, groups, few_inputs) else library
+        return path(x, kernel, *dy, groups=groups, **settings)
 
     return "fused or library", choose
 

@@ -31,8 +31,8 @@ Implementation = Callable[..., Any]
 _FORCED: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 NATIVE = "native"
 PERSISTENT = "persistent"
-LARGE = 10**6
-"""Numbers in all arrays of a call from which on what lies around the call no longer matters."""
+LARGE = 5 * 10**5
+"""Numbers of a call's first array, its inputs, from which on what lies around the call no longer matters."""
 CARD = "9.0"
 """The compute capability that card kernels are built for: their instructions are Hopper's alone."""
 CARD_SWITCH = "HOTLOOP_PERSISTENT"
@@ -57,12 +57,12 @@ class Rival:
     margin: float = kernel_table.MARGIN
     """How many times as fast as the operation's own path it must be to be taken."""
     margin_of_large: float | None = None
-    """The same for arrays of `LARGE` numbers and more, where it is another."""
+    """The same where the first array has `LARGE` numbers or more, if it is another."""
     is_slow: Implementation = lambda *arrays, **settings: False
     """Whether the operation's own path is known to be slow, called like the implementation."""
 
     def margin_for(self, arrays: Sequence[Any]) -> float:
-        is_large = sum(array.size for array in arrays) >= LARGE
+        is_large = arrays[0].size >= LARGE
         return self.margin_of_large if is_large and self.margin_of_large is not None else self.margin
 
     def suits(self, arrays: tuple[Any, ...]) -> bool:

@@ -28,10 +28,9 @@ from hotloop.options import to_jsonable
 from hotloop.rehearsal import begin_work
 
 AUTO_DTYPE = {"gpu": "float16", "tpu": "bfloat16", "cpu": "float32"}
-TINY, UNROLLED = (
-    2e8,
-    4,
-)  # operations of an iteration below which so many are written out in one turn of a GPU's loop
+TINY = 2e8
+"""Operations of an iteration below which several are written out in one turn of an accelerator's loop."""
+UNROLLED = 4
 MOST_CALLS, MOST_SECONDS = 200, 2.0  # of one iteration, that a latency is taken from
 
 
