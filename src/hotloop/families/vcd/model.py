@@ -200,6 +200,8 @@ def sample(
     axis: str | None = None,
 ) -> Chain:
     """The chains of this replica's images, and a step size that follows the chains of all."""
+    if use_hopper(model, len(images)):
+        return sample_on_hopper(model, decoder, images, start, noise, step_size, axis)
     rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
     is_fused, rows = use_fused(model, len(images)), len(images) * count_replicas(axis)
     kernel = fused.FusedSampler(decoder, images, model.leapfrog_steps) if is_fused else None
@@ -223,6 +225,41 @@ def sample(
     unroll = 1 if platform() == "cpu" else model.hmc_steps
     (end, size), accepted = lax.scan(step, (start, step_size), (noise.momenta, noise.uniforms), unroll=unroll)
     return Chain(kernel.leave(end) if kernel else end, size, accepted.mean())
+
+
+def sample_on_hopper(
+    model: VcdModel,
+    decoder: Any,
+    images: Array,
+    start: hmc.State,
+    noise: Noise,
+    step_size: Array,
+    axis: str | None,
+) -> Chain:
+    """The same in one kernel, or in one for each iteration where its tiles cannot wait for each other."""
+    from hotloop.families.vcd import hopper
+
+    is_whole = axis is None and hopper.can_wait(len(images))
+    sampler = hopper.Sampler(model, decoder, images, model.hmc_steps if is_whole else 1)
+    tiles, numbers = sampler.enter(start), sampler.noise(noise.momenta, noise.uniforms)
+    if is_whole:
+        tiles, size, moved = sampler.advance(tiles, numbers, step_size)
+        return Chain(sampler.leave(tiles), size, moved.mean())
+    rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
+    rows = len(images) * count_replicas(axis)
+
+    def step(carry: tuple[Any, Array], numbers: Array) -> Any:
+        tiles, size = carry
+        tiles, _, moved = sampler.advance(tiles, numbers[None], size)
+        share = sum_replicas(moved.sum(), axis) / rows
+        return (tiles, hmc.adaptation(size, share[None], model.target_acceptance, rate)), share
+
+    (tiles, size), shares = lax.scan(step, (tiles, step_size), numbers, unroll=model.hmc_steps)
+    return Chain(sampler.leave(tiles), size, shares.mean())
+
+
+def use_hopper(model: VcdModel, rows: int) -> bool:
+    return False
 
 
 def use_fused(model: VcdModel, rows: int) -> bool:
