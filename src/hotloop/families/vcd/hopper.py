@@ -1,8 +1,8 @@
 """HMC iterations as one kernel for NVIDIA's Hopper cards: the decoder's weights stay on chip over all leapfrogs.
 
-The grid is tiles of 64 chains, each with a cluster of blocks. A block has all weights of the hidden layers in its shared
-memory, and those of its own share of the pixels. It carries the tile's chains forward, makes the logits of its pixels,
-and takes their part of the gradient all the way back to the latents: the way back is linear once the way forward is
+The grid is tiles of 64 chains, each with a cluster of blocks. A block has all weights of the hidden layers in its
+shared memory, and those of its own share of the pixels. It carries the tile's chains forward, makes the logits of its
+pixels, and takes their part of the gradient all the way back to the latents: the way back is linear once the way forward is
 known, so the parts of all blocks add up. Each block sends its part to all others of the cluster, adds them in the same
 order as they do, and so has the same chains to the last bit: nothing else is exchanged. Chains are the matrix unit's
 rows, so that activations go from one product to the next in registers.
@@ -13,6 +13,7 @@ units that are always one: two each, since one float16 would round them. The ref
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ STEP = 16  # of the matrix unit along a sum: sizes are filled up to its multiple
 ONES = 2  # units that are always one, for the two halves of a bias
 NEVER = -1e4  # logit of a pixel that is not there: likelihood 0, gradient 0
 HALF = jnp.float16
+LARGE = 2.0**15  # units below 3e-5, which float16 loses in sums around one, have a part of their slope
 FINITE = 3e38
 MOST_TILES = 8
 
@@ -39,10 +41,10 @@ class Cut(NamedTuple):
 
     blocks: int = 7
     """Of a cluster: they share the pixels, 112 each."""
-    pieces: int = 2
+    pieces: int = 1
     """In which a hidden layer is worked out, one after the other: what is not a result yet takes fewer registers."""
-    keeps: bool = False
-    """Whether the first hidden layer stays in registers for the way back, or is worked out again."""
+    again: int = 2
+    """Pieces, of each of these, in which the first hidden layer is worked out again for the way back."""
 
 
 CUT = Cut()
@@ -186,9 +188,7 @@ class _Chains:
         self.rows = pl.ds(self.tile * ROWS, ROWS)
         self.pieces = [_cut_up(units, job.cut.pieces) for units in job.hidden]
         self.has_others = job.adapts and job.tiles > 1
-        self.voted = (
-            pl.get_global(plgpu.SemaphoreType.REGULAR((1,))).at[0] if self.has_others else None
-        )
+        self.voted = pl.get_global(plgpu.SemaphoreType.REGULAR((1,))).at[0] if self.has_others else None
 
     def run(self) -> None:
         self._fetch()
@@ -315,9 +315,7 @@ class _Chains:
             return step
         votes = self.scratch["line"]
         if self.has_others:
-            plgpu.semaphore_wait(
-                self.voted, (iteration + 1) * job.tiles, decrement=False, memory_scope="gpu"
-            )
+            plgpu.semaphore_wait(self.voted, (iteration + 1) * job.tiles, decrement=False, memory_scope="gpu")
             votes, barrier = self.scratch["lines"], self.scratch["lines_filled"]
             plgpu.copy_gmem_to_smem(self.memory["moved"].at[iteration], votes, barrier)
             plgpu.barrier_wait(barrier)
@@ -331,7 +329,8 @@ class _Chains:
             layout = plgpu.Layout.WGMMA.reduce(0)
             across = plgpu.load(votes.at[pl.ds(tile * ROWS, ROWS)], layout=layout, optimized=False)
             total += lax.broadcast_in_dim(across, (ROWS, ROWS), (1,))
-        return total.sum(1)
+        counted: Array = total.sum(1)
+        return counted
 
     def _write_line(self, line: Array) -> None:
         self.scratch["line"][...] = line
@@ -355,9 +354,9 @@ class _Chains:
         q = position.astype(HALF)
 
         def first(piece: Any) -> Array:
-            return _product([(q, w1.at[:, piece])])
+            return jnp.maximum(_product([(q, w1.at[:, piece])]), 0.0).astype(HALF)
 
-        h1 = [jnp.maximum(first(piece), 0.0).astype(HALF) for piece in one]
+        h1 = [first(piece) for piece in one]
         h2 = []
         for piece in two:
             sums = _product([(part, w2.at[rows, piece]) for part, rows in zip(h1, one, strict=True)])
@@ -368,15 +367,16 @@ class _Chains:
         error = (x - logistic(logits)).astype(HALF)
         back = []
         for piece, active in zip(two, h2, strict=True):
-            sums = _product([(error, _turned(w3.at[piece]))])
-            back.append(jnp.where(active > 0, sums, 0.0).astype(HALF))
+            back.append(_where_active(active, _product([(error, _turned(w3.at[piece]))])))
         pairs = []
-        for n, piece in enumerate(one):
+        for piece in one:
             sums = _product(
                 [(part, _turned(w2.at[piece, columns])) for part, columns in zip(back, two, strict=True)]
             )
-            active = h1[n] if self.job.cut.keeps else first(piece)
-            pairs.append((jnp.where(active > 0, sums, 0.0).astype(HALF), _turned(w1.at[:, piece])))
+            for small in _cut_up(piece.size, self.job.cut.again):
+                place = pl.ds(piece.start + small.start, small.size)
+                passed = sums[:, small.start : small.start + small.size]
+                pairs.append((_where_active(first(place), passed), _turned(w1.at[:, place])))
         return _product(pairs), density
 
     def _add_up(self, part: Array, number: Any) -> Array:
@@ -407,7 +407,7 @@ def _cut_up(units: int, pieces: int) -> list[Any]:
     """Slices of whole steps, the first ones the larger."""
     steps = units // STEP
     ends = [-(-steps * n // pieces) * STEP for n in range(pieces + 1)]
-    return [pl.ds(start, end - start) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [pl.ds(start, end - start) for start, end in pairwise(ends)]
 
 
 def _turned(weights: Any) -> Any:
@@ -423,7 +423,17 @@ def _product(pairs: Sequence[tuple[Array, Any]]) -> Array:
         return sums[...]
 
     total: Array = pl.run_scoped(accumulate, plgpu.ACC((ROWS, pairs[0][1].shape[1]), jnp.float32))
-    return total
+    # Without it the compiler may move an instruction on the sums to before the wait for them, and to be right after all
+    # would have the matrix unit wait after each of its instructions.
+    settled: Array = lax.optimization_barrier(total)  # type: ignore[no-untyped-call]
+    return settled
+
+
+def _where_active(units: Array, sums: Array) -> Array:
+    """The sums of units above zero, and zero for the others, which are zero. By arithmetic: each comparison would take a
+    register."""
+    is_active = jnp.minimum(units * LARGE, 1.0)
+    return sums.astype(HALF) * is_active
 
 
 def _softplus(logits: Array) -> Array:
@@ -457,7 +467,9 @@ class Sampler:
         cut = cut or CUT
         rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
         sizes = (*(layer["w"].shape[0] for layer in decoder), images.shape[1])
-        self.job = Job(cut, sizes, len(images), iterations, model.leapfrog_steps, model.target_acceptance, rate)
+        self.job = Job(
+            cut, sizes, len(images), iterations, model.leapfrog_steps, model.target_acceptance, rate
+        )
         self.weights, self.interpret = pack_weights(self.job, decoder), interpret
         wide = cut.blocks * self.job.pixels
         fill = [(0, self.job.rows - len(images)), (0, wide - images.shape[1])]
