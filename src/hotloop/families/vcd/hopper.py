@@ -2,10 +2,10 @@
 
 The grid is tiles of 64 chains, each with a cluster of blocks. A block has all weights of the hidden layers in its
 shared memory, and those of its own share of the pixels. It carries the tile's chains forward, makes the logits of its
-pixels, and takes their part of the gradient all the way back to the latents: the way back is linear once the way forward is
-known, so the parts of all blocks add up. Each block sends its part to all others of the cluster, adds them in the same
-order as they do, and so has the same chains to the last bit: nothing else is exchanged. Chains are the matrix unit's
-rows, so that activations go from one product to the next in registers.
+pixels, and takes their part of the gradient all the way back to the latents: the way back is linear once the way
+forward is known, so the parts of all blocks add up. Each block sends its part to all others of the cluster, adds them
+in the same order as they do, and so has the same chains to the last bit: nothing else is exchanged. Chains are the
+matrix unit's rows, so that activations go from one product to the next in registers.
 
 Weights and activations are rounded to float16; sums, positions, momenta and energies are float32. Biases are weights of
 units that are always one: two each, since one float16 would round them. The reference is `mcmc.hmc.transition`.
@@ -430,8 +430,8 @@ def _product(pairs: Sequence[tuple[Array, Any]]) -> Array:
 
 
 def _where_active(units: Array, sums: Array) -> Array:
-    """The sums of units above zero, and zero for the others, which are zero. By arithmetic: each comparison would take a
-    register."""
+    """The sums of units above zero, and zero for the others, which are zero. By arithmetic: each comparison would
+    take a register."""
     is_active = jnp.minimum(units * LARGE, 1.0)
     return sums.astype(HALF) * is_active
 
