@@ -5,10 +5,11 @@ Programs that spend their time in the native package where it is installed (`pip
 called 200 times in a row and every call timed: no call may take more than twice the median. Threads of another library
 that spin or fight with XLA's show here. On a virtual machine whose host gives a core to somebody else now and then,
 calls during which that was counted (`steal` in /proc/stat) say nothing about the program: they are counted by
-themselves and made again, up to as many as were asked for. Then a convolution of the package is called 100,000 times
-within compiled loops, and what the process holds before and after is compared: it may not grow by more than a hundredth, or a
-megabyte. What is missed gives exit status 1. Without the package the programs take their usual paths, and memory is not looked
-at. Needs a quiet machine: another process on the cores is an outlier, too.
+themselves and made again, up to as many as were asked for. Then a convolution
+of the package is called 100,000 times within compiled loops, and what the process holds before and after is compared:
+it may not grow by more than a hundredth, or a megabyte. What is missed gives exit status 1. Without the package the
+programs take their usual paths, and memory is not looked at. Needs a quiet machine: another process on the cores is an
+outlier, too.
 """
 
 import argparse

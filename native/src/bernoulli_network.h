@@ -58,7 +58,7 @@ inline void apply_weights(const float* x, int64_t rows, const float* weights, in
   if (columns < WIDTH) {
     float* made = space.panel + terms * WIDTH;
     pack_columns({weights, columns, 1}, terms, columns, {0, 1}, space.panel);
-    multiply_panel(space.packed, rows, space.panel, terms, columns, 0, made, WIDTH, false);
+    multiply_panel(space.packed, rows, {space.panel, columns}, terms, 0, made, WIDTH, false);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t j = 0; j < columns; ++j) c[r * columns + j] = made[r * WIDTH + j];
     }

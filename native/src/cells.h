@@ -70,10 +70,17 @@ inline int64_t forward_work(Sizes s, int64_t rows, int64_t panels) {
   return 2 * packed_floats(larger(s.inputs, s.hidden)) + MOST_ROWS * WIDTH + in_tiles;
 }
 
+// The weights of one gate: `weights` [terms, gates * hidden], or packed gate after gate.
+inline Columns of_gate(const Forward& f, const float* weights, int64_t terms, int64_t gate) {
+  const int64_t hidden = f.sizes.hidden;
+  if (f.is_packed) return {weights + gate * terms * padded(hidden), hidden};
+  return {weights + gate * hidden, hidden, gates_of(f.sizes.cell) * hidden};
+}
+
 // Fills the tiles for the steps from `step` on.
 inline void multiply_inputs(const Forward& f, int64_t step, const InputTiles& tiles, float* packed) {
   const Sizes s = f.sizes;
-  const int64_t steps = smaller(tiles.steps, s.steps - step), of_gate = s.inputs * padded(s.hidden);
+  const int64_t steps = smaller(tiles.steps, s.steps - step);
   const int64_t high = tiles.rows.end - tiles.rows.begin;
   // Where these are all rows of the batch, those of one step follow on those of the step before.
   const int64_t runs = high == s.batch ? 1 : steps, rows = high * steps / runs;
@@ -84,8 +91,8 @@ inline void multiply_inputs(const Forward& f, int64_t step, const InputTiles& ti
   for (int64_t panel = tiles.panels.begin; panel < tiles.panels.end; ++panel) {
     for (int64_t gate = 0; gate < tiles.gates; ++gate) {
       for (int64_t run = 0; run < runs; ++run) {
-        multiply_panel(packed + run * rows * s.inputs, rows, f.input_weights + gate * of_gate, s.inputs, s.hidden,
-                       panel, tiles.at(step + run, tiles.rows.begin, panel, gate), WIDTH, false);
+        multiply_panel(packed + run * rows * s.inputs, rows, of_gate(f, f.input_weights, s.inputs, gate), s.inputs, panel,
+                       tiles.at(step + run, tiles.rows.begin, panel, gate), WIDTH, false);
       }
     }
   }
@@ -164,7 +171,7 @@ template <Formula formula>
 inline void forward_phase(const Forward& f, int64_t step, const float* from, int64_t first_gate, int64_t gates,
                           const InputTiles& tiles, float* packed, float* packed_inputs, float* apart) {
   const Sizes s = f.sizes;
-  const int64_t hidden = s.hidden, of_gate = hidden * padded(hidden), widest = larger(s.inputs, hidden);
+  const int64_t hidden = s.hidden, widest = larger(s.inputs, hidden);
   over_row_blocks(tiles.rows, rows_at_once(tiles.is_one_panel() ? widest : hidden), [&](Range block) {
     const int64_t high = block.end - block.begin;
     if (from) pack_rows({from + block.begin * hidden, hidden, 1}, high, hidden, packed);
@@ -174,13 +181,13 @@ inline void forward_phase(const Forward& f, int64_t step, const float* from, int
     for (int64_t panel = tiles.panels.begin; panel < tiles.panels.end; ++panel) {
       for (int64_t gate = first_gate; gate < first_gate + gates; ++gate) {
         if (tiles.is_one_panel()) {
-          multiply_panel(packed_inputs, high, f.input_weights + gate * s.inputs * padded(hidden), s.inputs, hidden, panel,
+          multiply_panel(packed_inputs, high, of_gate(f, f.input_weights, s.inputs, gate), s.inputs, panel,
                          tiles.at(step, block.begin, panel, gate), WIDTH, false);
         }
         const bool is_apart = s.cell == Cell::gru_reset_after && gate == 2;
         float* tile = is_apart ? apart : tiles.at(step, block.begin, panel, gate);
         if (from) {
-          multiply_panel(packed, high, f.weights + gate * of_gate, hidden, hidden, panel, tile, WIDTH, !is_apart);
+          multiply_panel(packed, high, of_gate(f, f.weights, hidden, gate), hidden, panel, tile, WIDTH, !is_apart);
         }
         for (int64_t i = 0; !from && is_apart && i < high * WIDTH; ++i) apart[i] = 0.0f;
       }
@@ -338,7 +345,7 @@ inline void backward_phase(const Backward& b, int64_t step, const Parts& parts, 
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
       for (int64_t i = 0; i < parts.count; ++i) {
         const Part& part = parts.part[i];
-        multiply_panel(packed_parts[i], high, part.weights, part.terms, s.hidden, panel, tile, WIDTH, i > 0);
+        multiply_panel(packed_parts[i], high, {part.weights, s.hidden}, part.terms, panel, tile, WIDTH, i > 0);
       }
       over_units(s, step, block, panel, [&](Place at, int64_t place) { formula(Gradients{b, at, tile + place}); });
       add_biases(b, step, gates, block, panel, totals);

@@ -42,9 +42,10 @@ struct Forward {
   const float *x, *input_bias;            // [steps, batch, inputs], [gates * hidden]
   const float* bias;                      // [hidden], of the candidate's product (reset after)
   const float *h0, *c0;                   // [batch, hidden]; null: zero
-  const float *input_weights, *weights;   // packed, gate after gate
+  const float *input_weights, *weights;   // [inputs, gates * hidden], [hidden, gates * hidden], or packed gate after gate
   float *h, *c, *sums;      // sums: null where nothing is kept for gradients; c is then [batch, hidden], the last
   float *reset_h, *update;  // [batch, hidden], between the two phases of a step (reset before)
+  bool is_packed = true;    // the weights are
 };
 
 struct Backward {

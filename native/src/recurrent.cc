@@ -14,6 +14,9 @@ constexpr int64_t ROWS_OF_A_THREAD = 14;
 // Multiplications of a step that make it worth sharing: threads that meet after each step lose about a microsecond.
 constexpr int64_t WORTH_SHARING = 30'000;
 
+// Rows of all steps up to which weights are read where they lie: to pack them costs as much as two or three steps of one row.
+constexpr int64_t ROWS_NOT_WORTH_PACKING = 16;
+
 int64_t panels_of(int64_t hidden) { return (hidden + kernels().width - 1) / kernels().width; }
 
 Range share(int64_t count, int64_t parts, int64_t part) { return {count * part / parts, count * (part + 1) / parts}; }
@@ -127,20 +130,22 @@ void run_forward(Forward pass, const float* w, const float* u, int64_t threads, 
   const Sizes s = pass.sizes;
   const Division division(s, threads);
   const int64_t gates = gates_of(s.cell), padded = panels_of(s.hidden) * k.width, most = k.rows_at_once(s.hidden);
+  pass.is_packed = s.steps * s.batch > ROWS_NOT_WORTH_PACKING || s.hidden % k.width != 0;
   const int64_t work_floats = aligned(k.forward_work(s, std::min(most, division.rows(s)), division.panels(s)));
   Layout layout;
-  const size_t of_inputs = layout.add<float>(gates * s.inputs * padded), of_h = layout.add<float>(gates * s.hidden * padded);
+  const size_t of_inputs = layout.add<float>(pass.is_packed ? gates * s.inputs * padded : 0);
+  const size_t of_h = layout.add<float>(pass.is_packed ? gates * s.hidden * padded : 0);
   const size_t reset_h = layout.add<float>(s.batch * s.hidden), update = layout.add<float>(s.batch * s.hidden);
   const size_t work = layout.add<float>(work_floats * division.tasks);
   Workspace workspace(layout.bytes());
-  pass.input_weights = at<float>(workspace, of_inputs);
-  pass.weights = at<float>(workspace, of_h);
+  pass.input_weights = pass.is_packed ? at<float>(workspace, of_inputs) : w;
+  pass.weights = pass.is_packed ? at<float>(workspace, of_h) : u;
   pass.reset_h = at<float>(workspace, reset_h);
   pass.update = at<float>(workspace, update);
   run_phases(
       s, s.steps * phases_of(s.cell), most, division, schedule,
       [&](Range panels) {
-        for (int64_t gate = 0; gate < gates; ++gate) {
+        for (int64_t gate = 0; pass.is_packed && gate < gates; ++gate) {
           const int64_t first = gate * s.hidden, across = gates * s.hidden;
           k.pack({w + first, across, 1}, s.inputs, s.hidden, panels, at<float>(workspace, of_inputs) + gate * s.inputs * padded);
           k.pack({u + first, across, 1}, s.hidden, s.hidden, panels, at<float>(workspace, of_h) + gate * s.hidden * padded);

@@ -132,16 +132,28 @@ inline void pack_rows(Matrix a, int64_t rows, int64_t terms, float* packed) {
   }
 }
 
-// c[rows, WIDTH] of one panel, from packed rows and columns. `columns`: of all panels.
-inline void multiply_panel(const float* a, int64_t rows, const float* b, int64_t terms, int64_t columns, int64_t panel,
-                           float* c, int64_t width, bool add) {
+// A matrix's columns: packed, or read where they lie, `across` floats from row to row.
+struct Columns {
+  const float* data;
+  int64_t columns, across = 0;
+
+  // The terms from `start` on, `count` of them, of one panel.
+  const float* at(int64_t start, int64_t count, int64_t panel) const {
+    return across ? data + start * across + panel * WIDTH : data + start * padded(columns) + panel * WIDTH * count;
+  }
+  int64_t stride() const { return across ? across : WIDTH; }
+};
+
+// c[rows, WIDTH] of one panel, from packed rows.
+inline void multiply_panel(const float* a, int64_t rows, Columns b, int64_t terms, int64_t panel, float* c, int64_t width,
+                           bool add) {
   const Chunks chunks(rows);
   for (int64_t start = 0; start < terms; start += BLOCK) {
     const int64_t count = smaller(BLOCK, terms - start);
-    const float* weights = b + start * padded(columns) + panel * WIDTH * count;
+    const float* weights = b.at(start, count, panel);
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
       const int64_t first = chunks.begin(chunk), height = chunks.begin(chunk + 1) - first;
-      TILES[height - 1](count, a + start * rows + first * count, weights, WIDTH, c + first * width, width,
+      TILES[height - 1](count, a + start * rows + first * count, weights, b.stride(), c + first * width, width,
                         add || start > 0);
     }
   }
@@ -155,8 +167,8 @@ constexpr int64_t PRODUCT_WORK = BLOCK * (COLUMN_BLOCK + ROW_BLOCK) + ROW_BLOCK 
 inline void finish_panel(const Product& p, const float* a, int64_t rows, const float* b, int64_t terms, int64_t columns,
                          int64_t panel, int64_t column, bool add, float* c, float* spare) {
   const int64_t present = smaller(WIDTH, p.columns - column);
-  if (present == WIDTH) return multiply_panel(a, rows, b, terms, columns, panel, c, p.width, add);
-  multiply_panel(a, rows, b, terms, columns, panel, spare, WIDTH, false);
+  if (present == WIDTH) return multiply_panel(a, rows, {b, columns}, terms, panel, c, p.width, add);
+  multiply_panel(a, rows, {b, columns}, terms, panel, spare, WIDTH, false);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < present; ++j) {
       const float sum = spare[r * WIDTH + j];

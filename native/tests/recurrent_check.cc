@@ -103,6 +103,7 @@ void check_cells(const Team::Schedule& schedule) {
     for (bool has_start : {false, true}) {
       check_gradients({cell, 3, 2, 5, 70}, has_start, schedule);
       check_gradients({cell, 2, 31, 40, 19}, has_start, schedule);
+      check_gradients({cell, 5, 1, 9, 64}, has_start, schedule);  // weights are read where they lie
     }
     check_gradients({cell, 1, 1, 1, 1}, false, schedule);
   }
@@ -110,7 +111,7 @@ void check_cells(const Team::Schedule& schedule) {
 
 void check_pools() {
   for (Cell cell : {Cell::gru, Cell::lstm}) {
-    for (Sizes s : {Sizes{cell, 20, 1, 16, 256}, Sizes{cell, 3, 60, 33, 64}}) {
+    for (Sizes s : {Sizes{cell, 20, 1, 16, 256}, Sizes{cell, 5, 1, 16, 128}, Sizes{cell, 3, 60, 33, 64}}) {
       const Trial trial(s, true);
       const Numbers alone = trial.infer(4, NEVER);
       for (int i = 0; i < 10; ++i) {

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_fakes import install, make_operation
+from native_fakes import install, make_operation, marked_product
 
 from hotloop.layers import kernel_table, native
 from hotloop.layers.kernel_table import Table, Times
-from hotloop.layers.paths import is_rival_faster
+from hotloop.layers.paths import Rival, is_rival_faster
 
 MACHINE = {"cpu": "a processor"}
 
@@ -284,3 +284,12 @@ def test_the_path_with_more_work_takes_longer_even_inside_a_trace() -> None:
 
     jax.jit(measure)(jnp.ones(()))
     assert found[0].plain_ms > 5 * found[0].native_ms > 0
+
+
+@pytest.mark.parametrize(("rows", "margin"), [(2, 1.1), (10**6, 1.02)], ids=["few numbers", "many"])
+def test_large_arrays_may_have_a_margin_of_their_own(rows: int, margin: float) -> None:
+    rival = Rival("product", "fake_product", marked_product, margin_of_large=1.02)
+    assert rival.margin_for([jax.ShapeDtypeStruct((rows, 2), jnp.float32)]) == margin
+    assert Rival("product", "fake_product", marked_product).margin_for(
+        [jax.ShapeDtypeStruct((rows, 2), jnp.float32)]
+    ) == pytest.approx(kernel_table.MARGIN)

@@ -134,8 +134,8 @@ def test_the_rnn_without_exchange_gives_the_outputs_and_gradients_of_float64():
 
 
 @pytest.fixture(autouse=True)
-def asked_for(monkeypatch):
-    monkeypatch.setenv(paths.CARD_SWITCH, "1")
+def not_switched_off(monkeypatch):
+    monkeypatch.delenv(paths.CARD_SWITCH, raising=False)
 
 
 class Card:
@@ -169,7 +169,9 @@ def holds(monkeypatch, card, cell="lstm", **types):
     return paths.does_card_hold(recurrence._infer_inputs, {"form": form, "cell": cell}, leaves)
 
 
-def test_a_kernel_is_taken_where_its_blocks_fit_nothing_runs_beside_it_and_it_is_asked_for(monkeypatch):
+def test_a_kernel_is_taken_where_its_blocks_fit_nothing_runs_beside_it_and_nobody_switched_it_off(
+    monkeypatch,
+):
     assert holds(monkeypatch, Card())
     assert not holds(monkeypatch, Card(multiprocessors=127))
     assert not holds(monkeypatch, Card(capability="8.0"))
@@ -177,7 +179,7 @@ def test_a_kernel_is_taken_where_its_blocks_fit_nothing_runs_beside_it_and_it_is
         monkeypatch.setenv("XLA_FLAGS", flags)
         assert not holds(monkeypatch, Card())
     monkeypatch.delenv("XLA_FLAGS")
-    monkeypatch.delenv(paths.CARD_SWITCH)
+    monkeypatch.setenv(paths.CARD_SWITCH, "0")
     assert not holds(monkeypatch, Card())
 
 
@@ -207,8 +209,9 @@ def test_beside_other_devices_the_plain_path_is_kept(monkeypatch):
 
 
 @needs_mosaic
-def test_a_shape_of_the_table_is_one_kernel_on_a_hopper_card(monkeypatch):
-    text = lowered(monkeypatch, Card())
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
+def test_a_shape_of_the_table_is_one_kernel_on_a_hopper_card(monkeypatch, dtype):
+    text = lowered(monkeypatch, Card(), dtype=dtype)
     assert text.count("@mosaic_gpu") == 1
     assert "stablehlo.while" not in text
 

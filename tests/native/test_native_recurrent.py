@@ -152,8 +152,8 @@ def test_every_cell_is_its_mathematics_over_many_shapes(sequence):
 @pytest.mark.parametrize("cell", range(4))
 @pytest.mark.parametrize(
     "sizes",
-    [(2, 2, 33), (30, 29, 20), (1, 1, 5)],
-    ids=["units shared", "rows shared", "one step"],
+    [(2, 2, 33), (30, 29, 20), (1, 1, 5), (5, 1, 64)],
+    ids=["units shared", "rows shared", "one step", "weights as they lie"],
 )
 def test_every_cell_is_its_mathematics(cell, sizes):
     check(Sequence(cell, *sizes, has_state=sizes[0] > 1))

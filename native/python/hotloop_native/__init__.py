@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-VERSION = "0.3.0"
+VERSION = "0.3.1"
 __version__ = VERSION
 
 TARGETS = (

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
-from hotloop.layers import native_conv
+from hotloop.layers import depthwise, native_conv
 from hotloop.layers.conv import (
     LAYOUT,
     Convolve,
@@ -113,6 +113,7 @@ def _planes(x: Array, groups: int, pads: Pads) -> Array:
 
 
 FEW_INPUTS, FEW_OUTPUTS, FEW_TERMS = 4, 8, 50  # a group's channels and a sum's terms, up to which taps win
+SMALL_IMAGES = 2**21  # numbers in all of them, up to which a GPU's fused sums win
 BUNDLE_CHANNELS = 16  # input channels of one dense convolution, where groups are bundled
 
 
@@ -170,24 +171,46 @@ def _block_diagonal(kernel: Array, groups: int) -> Array:
     return jnp.concatenate(padded, 2)
 
 
-def _taps_or(bundled: Convolve, taps: Convolve) -> tuple[str, Convolve]:
+def _taps_or_bundles(bundled: Convolve, taps: Convolve) -> tuple[str, Convolve]:
+    """On a CPU: taps for few channels a group and few terms a sum."""
+
     def choose(x: Array, kernel: Array, *dy: Array, groups: int, **settings: Any) -> Array:
-        kh, kw, inputs, outputs = *kernel.shape[:3], kernel.shape[3] // groups
-        few_terms = kh * kw * max(inputs, outputs) <= FEW_TERMS
-        path = taps if few_terms and inputs <= FEW_INPUTS and outputs <= FEW_OUTPUTS else bundled
+        path = taps if _are_few(kernel, groups, FEW_INPUTS) else bundled
         return path(x, kernel, *dy, groups=groups, **settings)
 
     return "taps or bundles", choose
 
 
-forward = Operation(_plain, native_conv.FORWARD, cpu=_taps_or(_bundled, taps_forward))
+def _fused_or_library(library: Convolve, fused: Convolve, few_inputs: int) -> tuple[str, Convolve]:
+    """On a GPU: sums of taps for small images of few channels a group; cuDNN reads large ones less often."""
+
+    def choose(x: Array, kernel: Array, *dy: Array, groups: int, **settings: Any) -> Array:
+        is_small = x.size <= SMALL_IMAGES and _are_few(kernel, groups, few_inputs)
+        return (fused if is_small else library)(x, kernel, *dy, groups=groups, **settings)
+
+    return "fused or library", choose
+
+
+def _are_few(kernel: Array, groups: int, few_inputs: int) -> bool:
+    kh, kw, inputs, outputs = *kernel.shape[:3], kernel.shape[3] // groups
+    return inputs <= few_inputs and outputs <= FEW_OUTPUTS and kh * kw * max(inputs, outputs) <= FEW_TERMS
+
+
+forward = Operation(
+    _plain,
+    native_conv.FORWARD,
+    cpu=_taps_or_bundles(_bundled, taps_forward),
+    cuda=_fused_or_library(_plain, depthwise.forward, 4),
+)
 input_gradient = Operation(
     input_gradient_of(_plain),
     native_conv.INPUT_GRADIENT,
-    cpu=_taps_or(input_gradient_of(_bundled), taps_input_gradient),
+    cpu=_taps_or_bundles(input_gradient_of(_bundled), taps_input_gradient),
+    cuda=_fused_or_library(input_gradient_of(_plain), depthwise.input_gradient, 2),
 )
 kernel_gradient = Operation(
     kernel_gradient_of(_plain),
     native_conv.KERNEL_GRADIENT,
-    cpu=_taps_or(kernel_gradient_of(_bundled), taps_kernel_gradient),
+    cpu=_taps_or_bundles(kernel_gradient_of(_bundled), taps_kernel_gradient),
+    cuda=_fused_or_library(kernel_gradient_of(_plain), depthwise.kernel_gradient, 2),
 )

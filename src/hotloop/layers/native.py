@@ -29,6 +29,8 @@ faster path of each convolution and with the package's alone: 385 and 319 ms in 
 PROBE = "hotloop.layers.native_probe"
 PROBE_SECONDS = 120.0
 SWITCH = "HOTLOOP_NATIVE"
+OFF = ("0", "off", "false", "no")
+"""What switches something off by a variable of the environment."""
 log = logging.getLogger("hotloop.native")
 
 # Part of jit's cache key, so that what is switched is traced anew.
@@ -39,7 +41,7 @@ def is_wanted() -> bool:
     """Whether nobody has switched the package off, be it installed or not."""
     switched = _SWITCHED.value
     if switched is None:
-        return os.environ.get(SWITCH, "").lower() not in ("0", "off", "false", "no")
+        return os.environ.get(SWITCH, "").lower() not in OFF
     return bool(switched)
 
 

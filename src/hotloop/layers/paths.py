@@ -31,10 +31,12 @@ Implementation = Callable[..., Any]
 _FORCED: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 NATIVE = "native"
 PERSISTENT = "persistent"
+LARGE = 10**6
+"""Numbers in all arrays of a call from which on what lies around the call no longer matters."""
 CARD = "9.0"
 """The compute capability that card kernels are built for: their instructions are Hopper's alone."""
 CARD_SWITCH = "HOTLOOP_PERSISTENT"
-"""Set to 1 it asks for card kernels, which are not the default until every shape has been seen right on a card."""
+"""Set to 0 it switches card kernels off."""
 CARD_JAX = (0, 11, 2)
 """The oldest jax with which they were tried."""
 
@@ -54,8 +56,14 @@ class Rival:
     mapped by `jax.vmap`, one call takes the rows of all."""
     margin: float = kernel_table.MARGIN
     """How many times as fast as the operation's own path it must be to be taken."""
+    margin_of_large: float | None = None
+    """The same for arrays of `LARGE` numbers and more, where it is another."""
     is_slow: Implementation = lambda *arrays, **settings: False
     """Whether the operation's own path is known to be slow, called like the implementation."""
+
+    def margin_for(self, arrays: Sequence[Any]) -> float:
+        is_large = sum(array.size for array in arrays) >= LARGE
+        return self.margin_of_large if is_large and self.margin_of_large is not None else self.margin
 
     def suits(self, arrays: tuple[Any, ...]) -> bool:
         return all(array.dtype == jnp.float32 and 0 not in array.shape for array in arrays)
@@ -272,7 +280,7 @@ def is_rival_faster(operation: Operation, path: str, settings: Any, arrays: Sequ
         return traced
 
     def measure() -> kernel_table.Times:
-        return kernel_table.time_both(alone(path), alone(NATIVE), arrays, rival.margin)
+        return kernel_table.time_both(alone(path), alone(NATIVE), arrays, rival.margin_for(arrays))
 
     return table.find_times(key.replace(", ", ","), measure).is_native_faster
 
@@ -296,7 +304,7 @@ def does_card_hold(operation: Operation, settings: Any, arrays: Sequence[Any]) -
 
 
 def _are_card_kernels_wanted() -> bool:
-    return os.environ.get(CARD_SWITCH) == "1"
+    return os.environ.get(CARD_SWITCH, "").lower() not in native.OFF
 
 
 def _may_overlap() -> bool:

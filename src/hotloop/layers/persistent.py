@@ -1,7 +1,7 @@
 """Recurrences as one kernel for all time steps, for NVIDIA's Hopper cards: the recurrent weights stay on chip.
 
 A plain loop fetches them anew each step, and starts its kernels anew. These take what the operations of `recurrence.py`
-take, in float16 and of the shapes of `persistent_tiles.py`, keep the same sums and give the same gradients. The
+take, in 16 bits and of the shapes of `persistent_tiles.py`, keep the same sums and give the same gradients. The
 products with the inputs are made before, and the weight gradients after, as one product each.
 """
 
@@ -17,8 +17,7 @@ from hotloop.layers.dense import kernel_gradient, matmul
 from hotloop.layers.paths import CardKernel
 from hotloop.layers.persistent_tiles import Tile
 
-TYPES = (jnp.float16,)
-"""Those that are chosen. The kernels take bfloat16, too, but have not been seen to run so on a card: forced alone."""
+TYPES = (jnp.float16, jnp.bfloat16)
 FEWEST_STEPS = 5  # with fewer there is nothing to keep weights for
 
 
@@ -136,9 +135,10 @@ def _recurrent_gradient(cell: str, start: Any, states: Any, sums: Array, found: 
 
 def _forward_blocks(table: dict[Any, Tile]) -> Any:
     def count(*arrays: Any, form: Any, cell: str) -> int | None:
-        inputs, recurrent, _ = jax.tree.unflatten(form, arrays)
+        inputs, recurrent, state = jax.tree.unflatten(form, arrays)
         kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
-        return _blocks(table, cell, inputs.x_TBI, kernel) if _has_one_type(arrays) else None
+        is_for = _has_one_type((inputs, recurrent, (state or ())[:1]))  # an LSTM's c is always wide
+        return _blocks(table, cell, inputs.x_TBI, kernel) if is_for else None
 
     return count
 
@@ -146,13 +146,13 @@ def _forward_blocks(table: dict[Any, Tile]) -> Any:
 def _backward_blocks(*arrays: Any, form: Any, cell: str) -> int | None:
     _, x, recurrent, state, states, sums, _ = jax.tree.unflatten(form, arrays)
     kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
-    is_for = _has_one_type(jax.tree.leaves((x, recurrent, state, states[0], sums)))
+    is_for = _has_one_type((x, recurrent, (state or ())[:1], states[0], sums))
     return _blocks(persistent_tiles.BACKWARD, cell, x, kernel) if is_for else None
 
 
 def _has_one_type(arrays: Any) -> bool:
     """Whether nothing has to be widened, as a float32 bias beside weights of 16 bits would be."""
-    return len({array.dtype for array in arrays}) == 1
+    return len({array.dtype for array in jax.tree.leaves(arrays)}) == 1
 
 
 def _blocks(table: dict[Any, Tile], cell: str, x: Any, kernel: Any) -> int | None:

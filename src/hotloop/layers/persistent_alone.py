@@ -44,7 +44,7 @@ def run(job: Job, weights: Array, arrays: Sequence[Array], interpret: Any = None
     groups = job.hidden // ROWS
     buffers = len(job.stored) - 1
     kernel = plgpu.kernel(
-        partial(_body, job),
+        partial(_body, job, interpret is None),
         out_type=(whole,) * len(job.stored),
         scratch_types={
             "weights": shared(job.hidden, job.hidden, dtype=job.dtype),
@@ -67,16 +67,17 @@ def run(job: Job, weights: Array, arrays: Sequence[Array], interpret: Any = None
     return dict(zip(job.stored, kernel(weights, *arrays), strict=True))
 
 
-def _body(job: Job, *refs: Any, **scratch: Any) -> None:
+def _body(job: Job, in_registers: bool, *refs: Any, **scratch: Any) -> None:
     names = ["weights", *job.fetched, *([job.start] if job.start else []), *job.stored]
-    _Alone(job, dict(zip(names, refs, strict=True)), scratch).run()
+    _Alone(job, in_registers, dict(zip(names, refs, strict=True)), scratch).run()
 
 
 class _Alone:
     """The work of one warpgroup: its units of a block's rows."""
 
-    def __init__(self, job: Job, memory: dict[str, Any], scratch: dict[str, Any]):
+    def __init__(self, job: Job, in_registers: bool, memory: dict[str, Any], scratch: dict[str, Any]):
         self.job, self.memory, self.scratch = job, memory, scratch
+        self._in_registers = in_registers  # the interpreter's matrix unit reads shared memory alone
         self.number = lax.axis_index("units")
         self.units = pl.ds(self.number * ROWS, ROWS)
         self.rows = pl.ds(lax.axis_index("group") * job.rows, job.rows)
@@ -91,6 +92,11 @@ class _Alone:
         self._fetch(0)
         pl.when(self.job.timesteps > 1)(lambda: self._fetch(1))
         plgpu.barrier_wait(self.scratch["weights_filled"])
+        self.weights = self.scratch["weights"].at[self.units]
+        if self._in_registers:
+            # 64 of a thread. From shared memory each step would read all 128 KB of it anew (177 us instead of 125 for
+            # T150 B1024). To send and fetch beside the product, which nobody waits for, was slower: 143.
+            self.weights = plgpu.load(self.weights, layout=plgpu.Layout.WGMMA, optimized=False)
         self._step(0, self._first())
         lax.fori_loop(1, self.job.timesteps, lambda n, _: self._step(n, self._product(n)), None)
         plgpu.wait_smem_to_gmem(0)
@@ -136,7 +142,7 @@ class _Alone:
         before = self.scratch["exchanged"].at[lax.rem(n + 1, 2)]
 
         def multiply(sums: Any) -> Any:
-            plgpu.wgmma(sums, self.scratch["weights"].at[self.units], before.transpose((1, 0)))
+            plgpu.wgmma(sums, self.weights, before.transpose((1, 0)))
             return sums[...]
 
         products: Array = pl.run_scoped(multiply, plgpu.ACC((ROWS, self.job.rows), jnp.float32))

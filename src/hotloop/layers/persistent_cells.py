@@ -17,6 +17,12 @@ def logistic(sums: Array) -> Array:
     return 0.5 * jnp.tanh(0.5 * sums) + 0.5
 
 
+def kept_share(sums: Array) -> Array:
+    """The logistic function to float32's accuracy, for gates by which a state is multiplied step after step: the one
+    above is within 2.4e-4, which a gate near 1 would add up to a quarter of the state over a thousand steps."""
+    return 1 / (1 + jnp.exp(-sums))
+
+
 def plus(z: Gates, products: Gates | None) -> list[Array]:
     return list(z) if products is None else [a + b for a, b in zip(z, products, strict=True)]
 
@@ -25,13 +31,13 @@ def lstm(sums: Gates, c: Array | None) -> tuple[Array, Array]:
     """h and c after the step; no c before it means zero."""
     i, f, g, o = sums
     new = logistic(i) * jnp.tanh(g)
-    c = new if c is None else logistic(f) * c + new
+    c = new if c is None else kept_share(f) * c + new
     return logistic(o) * jnp.tanh(c), c
 
 
 def mix(update_sum: Array, candidate_sum: Array, h: Array | None) -> Array:
     """A GRU's h after the step."""
-    update, candidate = logistic(update_sum), jnp.tanh(candidate_sum)
+    update, candidate = kept_share(update_sum), jnp.tanh(candidate_sum)
     kept = (1 - update) * candidate
     return kept if h is None else update * h + kept
 
@@ -50,7 +56,7 @@ def rnn_back(sums: Gates, dh: Array) -> Array:
 
 def lstm_back(sums: Gates, c: Array, dh: Array, dc: Array) -> tuple[list[Array], Array]:
     """The sums' gradient, and that of the c before the step, which is `c`."""
-    i, f, g, o = logistic(sums[0]), logistic(sums[1]), jnp.tanh(sums[2]), logistic(sums[3])
+    i, f, g, o = logistic(sums[0]), kept_share(sums[1]), jnp.tanh(sums[2]), logistic(sums[3])
     tanh_c = jnp.tanh(f * c + i * g)
     dc = dc + dh * o * (1 - tanh_c * tanh_c)
     dz = [dc * g * i * (1 - i), dc * c * f * (1 - f), dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)]
@@ -59,7 +65,7 @@ def lstm_back(sums: Gates, c: Array, dh: Array, dc: Array) -> tuple[list[Array],
 
 def candidate_back(sums: Gates, h: Array, dh: Array) -> tuple[Array, Array, Array]:
     """A GRU's gradients of the update and candidate sums, and what goes straight to the h before, which is `h`."""
-    update, candidate = logistic(sums[1]), jnp.tanh(sums[2])
+    update, candidate = kept_share(sums[1]), jnp.tanh(sums[2])
     d_update = dh * (h - candidate) * update * (1 - update)
     return d_update, dh * (1 - update) * (1 - candidate * candidate), dh * update
 

@@ -171,7 +171,9 @@ def infer_on_pool(job: Job) -> Step:
     apply = _apply(job)
 
     def step(state: State, pool: Batch, key: Array) -> tuple[State, dict[str, Array]]:
-        y = apply(state["params"], pick(pool, state["count"])["x"])
+        # Written out whole in every pass: of those that are followed by others in one turn of the loop the compiler
+        # would else work out the one number that is looked at.
+        y = lax.optimization_barrier(apply(state["params"], pick(pool, state["count"])["x"]))  # type: ignore[no-untyped-call]
         surprise = (y.reshape(-1)[0] > UNREACHABLE).astype(jnp.uint32)
         return {"params": state["params"], "count": state["count"] + 1 + surprise, "y": y}, {}
 
