@@ -155,7 +155,8 @@ def test_asked_for_on_several_devices_it_says_that_it_works_on_one(put_in, monke
     jax.__version_info__ < paths.CARD_JAX, reason="kernels are built with jax 0.11.2 or later"
 )
 @pytest.mark.parametrize(
-    ("sampler", "batch", "kernels"), [("hopper", 100, 1), ("auto", 1024, 8), ("plain", 1024, 0)]
+    ("sampler", "batch", "kernels"),
+    [("hopper", 100, 1), ("hopper", 512, 1), ("auto", 1024, 8), ("plain", 1024, 0)],
 )
 def test_an_update_is_one_kernel_or_one_an_iteration(put_in, sampler, batch, kernels):
     """Lowered for a card: all of a block fits into its shared memory, or there would be an error."""

@@ -25,6 +25,7 @@ from hotloop.layers.persistent_chain import ROWS, plgpu, shared
 
 ONES = 2  # units that are always one, for the two halves of a bias
 FINITE = 3e38
+COPIED = 256  # numbers of a line that one copy takes at the most
 
 
 class Cut(NamedTuple):
@@ -125,7 +126,7 @@ def _scratch(job: Job) -> dict[str, Any]:
         "noise_filled": plgpu.Barrier(),
         "line": plgpu.SMEM((ROWS,), jnp.float32),
         "lines": plgpu.SMEM((job.rows,), jnp.float32) if has_others else None,
-        "lines_filled": plgpu.Barrier() if has_others else None,
+        "lines_filled": plgpu.Barrier(num_arrivals=-(-job.rows // COPIED)) if has_others else None,
         # Two sets: a block may be sent the next parts while it still reads those before.
         "parts": shared(2, job.cut.blocks, ROWS, job.latent, dtype=jnp.float32)
         if job.cut.blocks > 1
@@ -285,7 +286,9 @@ class _Chains:
         if self.has_others:
             plgpu.semaphore_wait(self.voted, (iteration + 1) * job.tiles, decrement=False, memory_scope="gpu")
             votes, barrier = self.scratch["lines"], self.scratch["lines_filled"]
-            plgpu.copy_gmem_to_smem(self.memory["moved"].at[iteration], votes, barrier)
+            for start in range(0, job.rows, COPIED):
+                some = pl.ds(start, min(COPIED, job.rows - start))
+                plgpu.copy_gmem_to_smem(self.memory["moved"].at[iteration, some], votes.at[some], barrier)
             plgpu.barrier_wait(barrier)
         share = self._count(votes, job.tiles if self.has_others else 1) * (1 / job.chains)
         return step * (1.0 + job.rate * (share - job.target) * (1 / job.target))
