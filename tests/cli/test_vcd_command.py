@@ -381,6 +381,14 @@ BAD = [
     ("--num-replicas 50 --data DIGITS", "--replicas 50: only "),
     ("--sampler fused --hidden 300 300 --data DIGITS", "--sampler fused: made for"),
     ("--sampler fused --data DIGITS", "--sampler fused: a GPU kernel"),
+    (
+        "--sampler hopper --z-dim 50 --data DIGITS",
+        "--sampler hopper: made for two hidden layers of 191 to 206",
+    ),
+    (
+        "--sampler hopper --data DIGITS",
+        "--sampler hopper: a kernel for NVIDIA's Hopper cards, and this is a cpu",
+    ),
     ("--data /tmp", "--data /tmp: "),
     ("-c default --config test", "--config-file default: names a configuration"),
     ("--hmc-steps 0", "--hmc-steps 0: "),
@@ -389,7 +397,7 @@ BAD = [
 
 @pytest.mark.parametrize(("line", "begins"), BAD)
 def test_bad_options_get_one_line_and_exit_status_2(line, begins, digits, tmp_path, capsys):
-    if "a GPU kernel" in begins and jax.default_backend() == "gpu":
+    if ("a GPU kernel" in begins or "and this is a cpu" in begins) and jax.default_backend() == "gpu":
         pytest.skip("there is a GPU")
     words = line.replace("DIGITS", str(digits)).split()
     assert main(["vcd", "train", *words, "-r", str(tmp_path)]) == 2

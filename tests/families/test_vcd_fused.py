@@ -1,4 +1,7 @@
-"""The leapfrog kernel, interpreted, in the place where an update uses it, against a float64 oracle."""
+"""The kernels, interpreted, in the place where an update uses them, against a float64 oracle.
+
+Pallas' interpreter of kernels for Hopper knows neither clusters nor products of rows in registers: one block has all
+pixels here, and a product is jax's own. The rest is tested on a card (test_vcd_hopper_card.py)."""
 
 import dataclasses
 from functools import cache, partial
@@ -10,8 +13,9 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
-from hotloop.families.vcd import fused, model, networks
+from hotloop.families.vcd import fused, hopper, hopper_decoder, model, networks
 from hotloop.families.vcd.config import VcdModel
+from hotloop.layers import paths
 from hotloop.mcmc import hmc
 
 CHAINS, LATENT = 21, 10
@@ -42,10 +46,41 @@ NOISE = model.Noise(
 )
 
 
+HOPPER = {"hopper": True, "hopper, a kernel an iteration": False}  # whether tiles wait for each other
+ON_HOPPER = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            jax.__version_info__ < paths.CARD_JAX,
+            reason="kernels for Hopper are built with jax 0.11.2 or later",
+        ),
+    )
+    for name in HOPPER
+]
+
+
+def multiply(pairs):
+    """`hopper_decoder.multiply` for the interpreter."""
+    wide = jnp.float32
+    return sum(
+        jnp.dot(rows.astype(wide), weights[...].astype(wide), precision="highest") for rows, weights in pairs
+    )
+
+
+def interpret_hopper(patch, is_whole):
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    patch.setattr(hopper_decoder, "multiply", multiply)
+    patch.setattr(hopper, "can_wait", lambda chains: is_whole)
+    alone = partial(hopper.Sampler, cut=hopper.Cut(blocks=1), interpret=InterpretGPUParams())
+    patch.setattr(hopper, "Sampler", used := Mock(side_effect=alone))
+    return used
+
+
 @cache
-def refine(sampler, adaptation="ruiz"):
+def refine(sampler, **others):
     """(positions, momenta) -> the chains that an update gets out of the kernel, or of the plain sampler."""
-    options = dataclasses.replace(OPTIONS, adaptation=adaptation)
+    options = dataclasses.replace(OPTIONS, **others)
 
     def chain(position, momenta):
         images = jnp.asarray(IMAGES)
@@ -54,17 +89,20 @@ def refine(sampler, adaptation="ruiz"):
         return model.sample(options, DECODER, images, start, noise, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "use_fused", lambda *_: sampler == "fused")
+        patch.setattr(model, "choose_sampler", lambda *_: sampler.split(",")[0])
         kernel = Mock(side_effect=partial(fused.FusedSampler, interpret=True))
         patch.setattr(fused, "FusedSampler", kernel)
+        if sampler in HOPPER:
+            kernel = interpret_hopper(patch, HOPPER[sampler])
         lowered = jax.jit(chain).lower(POSITION, NOISE.momenta)
-    assert kernel.called == (sampler == "fused")
+    assert kernel.called == (sampler != "plain")
     return lowered.compile(compiler_options={"xla_backend_optimization_level": 0})
 
 
-@pytest.mark.parametrize(("sampler", "digits"), [("fused", 3e-3), ("plain", 1e-5)])
-def test_an_update_samples_what_float64_samples(sampler, digits):
+@pytest.mark.parametrize("sampler", ["plain", "fused", *ON_HOPPER])
+def test_an_update_samples_what_float64_samples(sampler):
     """Three iterations of two leapfrogs, about a fifth of them rejected; a rounding to float16 is 5e-4 at most."""
+    digits = 1e-5 if sampler == "plain" else 3e-3
     chain = refine(sampler)(POSITION, NOISE.momenta)
     target = oracle.Target(oracle.wide(DECODER), np.float64(IMAGES))
     z, size, accepted = np.float64(POSITION), OPTIONS.step_size, []
@@ -83,12 +121,24 @@ def test_an_update_samples_what_float64_samples(sampler, digits):
     assert float(chain.step_size) == pytest.approx(size, rel=1e-6)
 
 
+@pytest.mark.parametrize("sampler", ON_HOPPER[:1])
+def test_the_step_size_follows_a_single_iteration_too(sampler):
+    """Which would be the whole of a kernel that adapts between iterations."""
+    single = NOISE._replace(momenta=NOISE.momenta[:1], uniforms=NOISE.uniforms[:1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "NOISE", single)
+        chain = refine(sampler, hmc_steps=1)(POSITION, single.momenta)
+    expected = OPTIONS.step_size * (1 + OPTIONS.adaptation_rate * (float(chain.acceptance) - 0.9) / 0.9)
+    assert float(chain.step_size) == pytest.approx(expected, rel=1e-6)
+    assert chain.acceptance != 0.9
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("what", ["position", "momentum"])
-@pytest.mark.parametrize("sampler", ["fused", "plain"])
+@pytest.mark.parametrize("sampler", ["fused", "plain", *ON_HOPPER[:1]])
 def test_a_chain_that_breaks_stays_where_it_was_and_leaves_the_others_their_bits(sampler, what, bad):
     """The step size is held: it is the one number that chains share."""
-    chains = refine(sampler, "constant")
+    chains = refine(sampler, adaptation="constant")
     broken = {"position": POSITION.copy(), "momentum": np.array(NOISE.momenta)}
     broken[what][..., 5, 2] = bad
     sane, hurt = chains(POSITION, NOISE.momenta), chains(broken["position"], broken["momentum"])
@@ -101,10 +151,9 @@ def test_a_chain_that_breaks_stays_where_it_was_and_leaves_the_others_their_bits
 
 def test_the_kernel_is_chosen_for_networks_and_batches_that_it_fits(monkeypatch):
     monkeypatch.setattr(model, "platform", lambda: "gpu")
-    assert model.use_fused(VcdModel(), 100)
-    for options in ({"hidden": (200,)}, {"hidden": (300, 200)}, {"z_dim": 65}):
-        assert not model.use_fused(VcdModel(**options), 100)
-    assert not model.use_fused(VcdModel(), 3072)
-    assert not model.use_fused(VcdModel(sampler="plain"), 100)
+    assert model.choose_sampler(VcdModel(), 100) == "fused"
+    for options in ({"hidden": (200,)}, {"hidden": (300, 200)}, {"z_dim": 65}, {"sampler": "plain"}):
+        assert model.choose_sampler(VcdModel(**options), 100) == "plain"
+    assert model.choose_sampler(VcdModel(), 3072) != "fused"
     monkeypatch.setattr(model, "platform", lambda: "cpu")
-    assert not model.use_fused(VcdModel(), 100)
+    assert model.choose_sampler(VcdModel(), 100) == "plain"

@@ -133,7 +133,7 @@ def test_the_comparison_sees_what_is_a_replicas_own(monkeypatch, name, wrong):
 @pytest.mark.slow
 def test_the_fused_sampler_works_on_shares(monkeypatch):
     """Its kernel, interpreted: each replica's chains are tiles of their own."""
-    monkeypatch.setattr(model, "use_fused", lambda *_: True)
+    monkeypatch.setattr(model, "choose_sampler", lambda *_: "fused")
     monkeypatch.setattr(fused, "FusedSampler", partial(fused.FusedSampler, interpret=True))
     short = {"hmc_steps": 1, "leapfrog_steps": 1}
     one, two = (trained("vcd", replicas, **short) for replicas in (1, 2))
@@ -146,8 +146,8 @@ def test_the_fused_sampler_works_on_shares(monkeypatch):
 
 def test_the_fused_sampler_is_chosen_by_the_images_of_one_device(monkeypatch):
     monkeypatch.setattr(model, "platform", lambda: "gpu")
-    assert not model.use_fused(VcdModel(), 2 * fused.LARGEST_BATCH)
-    assert model.use_fused(VcdModel(), 2 * fused.LARGEST_BATCH // 2)
+    assert model.choose_sampler(VcdModel(), 2 * fused.LARGEST_BATCH, 2) == "plain"
+    assert model.choose_sampler(VcdModel(), 2 * fused.LARGEST_BATCH // 2, 2) == "fused"
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ CARD_SWITCH = "HOTLOOP_PERSISTENT"
 """Set to 0 it switches card kernels off."""
 CARD_JAX = (0, 11, 2)
 """The oldest jax with which they were tried."""
+OLD_JAX = f"it needs jax 0.11.2 or later, and this is {jax.__version__}"
 
 
 @dataclass(frozen=True)
@@ -291,16 +292,32 @@ def does_card_hold(operation: Operation, settings: Any, arrays: Sequence[Any]) -
     card_kernel = operation.card_kernel
     if card_kernel is None or not _are_card_kernels_wanted():
         return False
-    blocks, cards = card_kernel.blocks(*arrays, **dict(settings)), _local_cards()
-    if blocks is None or not cards or _may_overlap():
-        return False
-    fits = all(card.compute_capability == CARD and card.core_count >= blocks for card in cards)
-    if fits and jax.__version_info__ < CARD_JAX:
-        native.warn_once(
-            "recurrent layers of this program would be faster on this card with jax 0.11.2 or later"
+    blocks = card_kernel.blocks(*arrays, **dict(settings))
+    return blocks is not None and has_card_for(blocks, "recurrent layers of this program")
+
+
+def has_card_for(blocks: int, work: str) -> bool:
+    """Whether a card kernel of so many blocks may run here; `work` names what an older jax leaves slow."""
+    obstacle = find_card_obstacle(blocks)
+    if obstacle == OLD_JAX:
+        native.warn_once(f"{work} would be faster on this card with jax 0.11.2 or later")
+    return obstacle is None
+
+
+def find_card_obstacle(blocks: int) -> str | None:
+    """What keeps a card kernel from running here, all of its blocks at once, in a few words."""
+    cards = _local_cards()
+    if not _are_card_kernels_wanted():
+        return f"{CARD_SWITCH} switches such kernels off"
+    if not cards or any(card.compute_capability != CARD for card in cards):
+        return (
+            f"it needs an NVIDIA card of compute capability {CARD}, and all cards of the machine to be such"
         )
-        return False
-    return fits
+    if (room := min(card.core_count for card in cards)) < blocks:
+        return f"it needs {blocks} multiprocessors, and the card has {room}"
+    if _may_overlap():
+        return "XLA_FLAGS may have kernels run side by side"
+    return OLD_JAX if jax.__version_info__ < CARD_JAX else None
 
 
 def _are_card_kernels_wanted() -> bool:

@@ -103,9 +103,10 @@ class VcdModel:
         "Bits of the networks' products and of the weights kept between updates; 16 is bfloat16, since float16 "
         "overflows in the first updates.",
     )
-    sampler: Literal["auto", "plain", "fused"] = SAMPLER(
+    sampler: Literal["auto", "plain", "fused", "hopper"] = SAMPLER(
         "auto",
-        "plain: products by the compiler; fused: one GPU kernel a leapfrog; auto: fused where it is faster.",
+        "plain: products by the compiler; fused: one GPU kernel a leapfrog; hopper: one for an iteration or for all, "
+        "weights kept on chip, on NVIDIA's Hopper cards; auto: what was measured to be the fastest.",
     )
 
     def rates(self) -> dict[str, float]:

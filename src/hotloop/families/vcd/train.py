@@ -24,6 +24,7 @@ from hotloop.errors import OptionError, RunError
 from hotloop.families.vcd import evaluation, fused, images, model
 from hotloop.families.vcd.config import FAMILY, PIXELS, VcdTrain
 from hotloop.families.vcd.images import Images
+from hotloop.layers import paths
 from hotloop.options import to_jsonable
 
 MAY_DIFFER = (
@@ -70,7 +71,7 @@ def plan(config: VcdTrain, console: Console) -> Plan:
     activations = 16 * 4 * share * (PIXELS + sum(config.hidden))
     memory = (2 * values + samples * PIXELS + activations) / 2**20
     gradients = 1 + config.hmc_steps * config.leapfrog_steps if config.method != "kl" else 1
-    sampler = "fused" if model.use_fused(job.model, share) else "plain"
+    sampler = model.choose_sampler(job.model, share, config.replicas)
     device = "the device" if config.replicas == 1 else "each device"
     decay = f"{config.lr_schedule} factor"
     if config.lr_schedule == "exponential" and not config.lr_schedule_params:
@@ -86,14 +87,28 @@ def plan(config: VcdTrain, console: Console) -> Plan:
 def check_devices(config: VcdTrain) -> None:
     """There must be a device for each replica, and the kernel that was asked for must fit it and the networks."""
     mesh_of_replicas(config.replicas)
-    if config.sampler != "fused":
+    if config.sampler not in ("fused", "hopper"):
         return
+    if obstacle := find_fused_obstacle(config) if config.sampler == "fused" else find_hopper_obstacle(config):
+        raise OptionError(f"--sampler {config.sampler}: {obstacle}; use --sampler auto")
+
+
+def find_fused_obstacle(config: VcdTrain) -> str | None:
     if not fused.fits(config):
-        raise OptionError(
-            f"--sampler fused: made for two hidden layers of at most {fused.WIDEST} and 64 latents; use --sampler plain"
-        )
+        return f"made for two hidden layers of at most {fused.WIDEST} and 64 latents"
+    return None if platform() == "gpu" else f"a GPU kernel, and this is a {platform()}"
+
+
+def find_hopper_obstacle(config: VcdTrain) -> str | None:
+    from hotloop.families.vcd import hopper
+
+    if not hopper.fits(config):
+        return "made for two hidden layers of 191 to 206 and at most 14 latents"
+    if config.replicas > 1:
+        return f"works on one device, and --replicas is {config.replicas}"
     if platform() != "gpu":
-        raise OptionError(f"--sampler fused: a GPU kernel, and this is a {platform()}; use --sampler auto")
+        return f"a kernel for NVIDIA's Hopper cards, and this is a {platform()}"
+    return paths.find_card_obstacle(hopper.count_blocks(config.micro_batch_size))
 
 
 def run_folder(config: VcdTrain) -> Path:
