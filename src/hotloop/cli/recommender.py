@@ -81,7 +81,7 @@ COMMAND = Command(
         ),
         of_run(
             "evaluate",
-            "RMSE, MAE, NDCG and Recall of a run.",
+            "RMSE, MAE, NDCG, Recall and coverage of a run.",
             configs.EvaluateOptions,
             "recommender.evaluate:run",
         ),
@@ -91,11 +91,12 @@ COMMAND = Command(
             configs.PredictOptions,
             "recommender.evaluate:run_predict",
         ),
-        of_run(
+        computing_command(
             "recommend",
             "The best items that users have not rated.",
             configs.RecommendOptions,
-            "recommender.evaluate:run_recommend",
+            "recommender.recommend:run",
+            run_values=configs.recommend_defaults,
         ),
         computing_command(
             "baselines",
