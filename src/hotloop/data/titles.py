@@ -43,8 +43,10 @@ def _split_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     """Number and fields of every line that is not empty."""
     lines = text.split("\n")  # not splitlines: titles may hold the separators of Unicode
     first = next((line for line in lines if line.strip()), "")
+    if not first:
+        return
     separator = next((each for each in ("::", "|", "\t", ",") if each in first), None)
-    if first and separator is None:
+    if separator is None:
         raise DataError(f"{path}: line {lines.index(first) + 1}: no '|', '::', TAB or comma; {EXPECTED}")
     if separator != ",":
         rows = enumerate((line.rstrip("\r").split(separator) for line in lines), 1)

@@ -29,7 +29,6 @@ from hotloop.families.recommender import batches, model
 from hotloop.families.recommender.commands_config import RecommendOptions
 from hotloop.families.recommender.config import KS
 from hotloop.families.recommender.evaluate import (
-    Columns,
     load_observed,
     load_on_devices,
     on_all,
@@ -39,6 +38,8 @@ from hotloop.families.recommender.evaluate import (
 from hotloop.families.recommender.measures import ScoringRules, first_places, make_rules
 from hotloop.families.recommender.saved_run import SavedRun
 
+Block = tuple[int, NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
+"""How many users it has; row, column and score of each entry of their lists."""
 USERS_AT_ONCE = {"cpu": 256}  # more do not fit into its caches
 MOST_USERS = 4096
 
@@ -160,8 +161,7 @@ def find_rows(config: RecommendOptions, train: RatingMatrix) -> NDArray[np.int32
 class Lists:
     """The best unrated items of these rows, best first, so many users at a time.
 
-    A block is its number of users, then row, column and score of each entry. The device works on the next block while
-    the caller has the last one.
+    The device works on the next block while the caller has the last one.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Lists:
         with compiling():
             jax.tree.map(np.asarray, self._compute(next(self._blocks())))
 
-    def __iter__(self) -> Iterator[tuple[int, *Columns]]:
+    def __iter__(self) -> Iterator[Block]:
         before = None
         for chosen in self._blocks():
             now = chosen, self._compute(chosen)
@@ -216,6 +216,6 @@ class Lists:
         if before is not None:
             yield self._collect(*before)
 
-    def _collect(self, chosen: NDArray[np.int32], parts: Any) -> tuple[int, *Columns]:
+    def _collect(self, chosen: NDArray[np.int32], parts: Any) -> Block:
         values, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
         return len(chosen), np.repeat(chosen, there.sum(1)), columns[there], values[there]

@@ -212,13 +212,14 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
         result: dict[str, Any] = {"run": str(folder), "updates": made, "best_step": step}
         epoch = float(step / setup.plan.updates_per_epoch)
         parts = [part for part in ("validation", "test") if getattr(data, part) and not config.no_validation]
+        is_random = config.training_data_file is None and config.data == "random"  # there is no order in them
         for part in parts:
             figures = result[part] = {}
             with console.progress(f"evaluating ({part})"):
                 weights, is_last = {"params": state["params"]}, part == parts[-1]
-                if not (job.is_ranking and is_last):
+                if is_random or not (job.is_ranking and is_last):
                     figures |= errors_on(part)(weights)
-                if is_last:  # what the order is worth, too, and that of popularity
+                if is_last and not is_random:  # what the order is worth, too, and that of popularity
                     likes = count_likes(data.train, config.relevant)
                     truth = getattr(data, part)
                     figures |= measure_order(job, data.train, truth, size, job.mesh, likes)(weights)
