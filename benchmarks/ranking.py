@@ -2,7 +2,7 @@
 
 Run `python benchmarks/ranking.py --json FILE`. For each seed the random split follows the seed; ours is the command
 `hotloop recommender train --config ml-100k-ranking`, popularity and EASE are `hotloop recommender baselines`, RecBole
-(`pip install recbole`) trains its MultiVAE with its own defaults, loader and trainer on the same liked items, in batches
+(`pip install recbole`) trains its MultiVAE with its own defaults, loader and trainer on the same liked items, batches
 of the preset's size. All epochs are chosen by NDCG@10 on the validation part; every figure is NDCG@10 of the test part
 by the same program. Then both take turns at whole epochs, which times them. `--epochs` are RecBole's; it is validated
 after every fifth. `--skip` leaves parts out.

@@ -33,7 +33,7 @@ def import_recbole() -> None:
     for old, new in {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}.items():
         if not hasattr(np, old):
             setattr(np, old, new)
-    if importlib.util.find_spec("ray") is None:
+    if "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
         sys.modules["ray"] = types.ModuleType("ray")
         sys.modules["ray.tune"] = sys.modules["ray"].tune = types.ModuleType("ray.tune")  # type: ignore[attr-defined]
 

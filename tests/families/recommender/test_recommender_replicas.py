@@ -101,12 +101,23 @@ SLOW = pytest.mark.slow
 def test_updates_are_those_of_one_device(way, replicas):
     run, compare = make_program(way, replicas), partial(assert_same_training, wanted=alone(way))
     compare(run())
-    assert_seen(compare, run(one_rating_other()), run(change=one_weight_moved))
+    other = one_item_other() if "objective" in WAYS[way] else one_rating_other()
+    assert_seen(compare, run(other), run(change=one_weight_moved))
 
 
 def one_rating_other(ratings=RATINGS):
     other = replace(ratings, codes=ratings.codes.copy())
     other.codes[-1] = (int(other.codes[-1]) + 3) % len(ratings.levels)
+    return other
+
+
+def one_item_other(ratings=RATINGS):
+    """The last user who likes anything likes another item instead: as many as before."""
+    place = int(np.flatnonzero(ratings.values() >= 4)[-1])
+    row = int(np.searchsorted(ratings.starts, place, "right")) - 1
+    free = np.setdiff1d(np.arange(ratings.n_items), ratings.row(row)[0])
+    other = replace(ratings, items=ratings.items.copy())
+    other.items[place] = free[0]
     return other
 
 

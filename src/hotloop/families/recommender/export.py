@@ -69,9 +69,11 @@ def from_run(
 ) -> Exportable:
     """The model of a run's checkpoint: that of a step, the best by its validation, else the newest."""
     if best:
-        steps = Checkpoints(run / "checkpoints", family=FAMILY).steps()
         rule = BEST[read_setup(run).config.objective]
-        step = best_step(run, steps, rule.metric, 1 if rule.mode == "max" else -1)
+        checkpoints = Checkpoints(run / "checkpoints", rule, family=FAMILY)
+        step = checkpoints.best()  # the one that `train` tested; else by the records
+        if step is None:
+            step = best_step(run, checkpoints.steps(), rule.metric, 1 if rule.mode == "max" else -1)
     found = load_run(run, step)
     if found.job.items < (top or 1):
         raise OptionError(f"top={top}: there are only {found.job.items} items")
