@@ -73,7 +73,7 @@ def run_ranker(
 
     for down in encoder[:-1]:
         x = activation(layer(x, down["w"], down["b"]))
-    code, divergence = layer(x, encoder[-1]["w"], encoder[-1]["b"]), jnp.zeros(len(x), jnp.float32)
+    code, divergence = layer(x, encoder[-1]["w"], encoder[-1]["b"]), jnp.zeros(x.shape[:1], jnp.float32)
     if "spread" in params:
         log_variance = layer(x, params["spread"]["w"], params["spread"]["b"])
         divergence = (jnp.square(code) + jnp.exp(log_variance) - log_variance - 1).sum(-1) / 2
