@@ -215,11 +215,12 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
         is_random = config.training_data_file is None and config.data == "random"  # there is no order in them
         for part in parts:
             figures = result[part] = {}
-            with console.progress(f"evaluating ({part})"):
-                weights, is_last = {"params": state["params"]}, part == parts[-1]
-                if is_random or not (job.is_ranking and is_last):
+            weights, has_order = {"params": state["params"]}, part == parts[-1] and not is_random
+            if not (job.is_ranking and has_order):
+                with console.progress(f"evaluating ({part})"):
                     figures |= errors_on(part)(weights)
-                if is_last and not is_random:  # what the order is worth, too, and that of popularity
+            if has_order:  # what it is worth, and that of popularity
+                with console.progress(f"ranking ({part})"):
                     likes = count_likes(data.train, config.relevant)
                     truth = getattr(data, part)
                     figures |= measure_order(job, data.train, truth, size, job.mesh, likes)(weights)
