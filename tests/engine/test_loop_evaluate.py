@@ -227,3 +227,15 @@ def test_evaluations_that_cannot_work_say_why() -> None:
         evaluate_batches(values, WEIGHTS, [DATA], 50)
     with pytest.raises(HotloopError, match=r"gives loss of shape \(\): it needs one value for each of 10"):
         evaluate(lambda _, batch: {"loss": batch["x"].mean()}, (), DATA, 10)
+
+
+@pytest.mark.parametrize("batch_size", [7, 200])
+def test_of_what_is_united_any_sample_counts_once(batch_size):
+    def rows(state: Any, batch: Any) -> dict[str, jax.Array]:
+        return {"seen": jax.nn.one_hot(batch["ratings"], 100, dtype=bool), "sum": batch["ratings"]}
+
+    found = Evaluation(rows, DATA, batch_size, united=("seen",))(None)
+    expected = np.isin(np.arange(100), DATA["ratings"])
+    assert 0 < expected.sum() < 100
+    np.testing.assert_array_equal(found["seen"], expected)
+    assert found["sum"] == DATA["ratings"].sum(dtype=int)

@@ -14,6 +14,7 @@ FIGURES = {"loss": "final loss", "rmse": "final RMSE", "validation_rmse": "valid
 EPILOG = """Examples:
   hotloop recommender train                                   random ratings of the old program's shape
   hotloop recommender train --config ml-100k                  MovieLens-100K, best epoch by validation, then the test
+  hotloop recommender train --config ml-100k-ranking          the same network learns which items users like
   hotloop recommender train --training-data-file data/3m_train.txt --validation-data-file data/3m_valid.txt
 
 docs/recommender.md tells what is computed and what became of the old programs' options."""
@@ -81,7 +82,7 @@ COMMAND = Command(
         ),
         of_run(
             "evaluate",
-            "RMSE, MAE, NDCG and Recall of a run.",
+            "RMSE, MAE, NDCG, Recall and coverage of a run.",
             configs.EvaluateOptions,
             "recommender.evaluate:run",
         ),
@@ -91,11 +92,12 @@ COMMAND = Command(
             configs.PredictOptions,
             "recommender.evaluate:run_predict",
         ),
-        of_run(
+        computing_command(
             "recommend",
             "The best items that users have not rated.",
             configs.RecommendOptions,
-            "recommender.evaluate:run_recommend",
+            "recommender.recommend:run",
+            run_values=configs.recommend_defaults,
         ),
         computing_command(
             "baselines",

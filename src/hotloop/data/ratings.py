@@ -238,14 +238,22 @@ def _quote(text: bytes) -> str:
 @contextmanager
 def write_tables(paths: Sequence[Path], name: str) -> Iterator[list[Callable[..., None]]]:
     """For each path a function that appends equally long columns as text, separated by TABs; numbers read back as the
-    same float32. The files get their names when all of them are whole; a DataError begins with `name`."""
+    same float32, texts must hold no TAB and no end of line. The files get their names when all of them are whole; a
+    DataError begins with `name`."""
     csv = import_arrow_csv()
     import pyarrow as pa
+    from pyarrow import compute
 
     plain = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
 
     def append(file: Any, *columns: Any) -> None:
-        csv.write_csv(pa.table({str(place): column for place, column in enumerate(columns)}), file, plain)
+        table = pa.table({str(place): column for place, column in enumerate(columns)})
+        if not any(pa.types.is_string(column.type) for column in table.columns):
+            csv.write_csv(table, file, plain)
+        elif len(table):  # pyarrow refuses quotes in texts, which no reader of ours takes for anything else
+            texts = [column.cast(pa.string()) for column in table.columns]
+            lines = compute.binary_join_element_wise(*texts, "\t").to_pylist()
+            file.write("".join(f"{line}\n" for line in lines).encode())
 
     try:
         for path in paths:

@@ -406,7 +406,8 @@ class Evaluation:
 
     `fn(state, batch)` returns a dict of arrays whose first axis is the batch: a correct answer as a bool, a squared
     error, or a row for each sample. `evaluation(state)` is the sum of each over all samples, and their number under
-    `samples`; booleans and integers are counted exactly, and batch sums of floats are added in float64. `data`,
+    `samples`; booleans and integers are counted exactly, and batch sums of floats are added in float64. Of the booleans
+    that `united` names, whether any sample has them: sums of long rows for every batch would fill the memory. `data`,
     `samples` and `gather` are as for `feed.Resident`. With a `sharding` over the batch axis all its devices share each
     batch, of which there may be fewer samples than devices; data and state are copied to all of them.
 
@@ -429,6 +430,7 @@ class Evaluation:
         samples: int | None = None,
         gather: Gather = gather_rows,
         sharding: NamedSharding | None = None,
+        united: tuple[str, ...] = (),
     ):
         self.samples = feeds.common_length(data) if samples is None else samples
         if self.samples == 0:
@@ -439,7 +441,7 @@ class Evaluation:
         self.batch_size = feeds.fill_up(sharding, batch_size) if sharding else min(batch_size, self.samples)
         self.lower_seconds = self.compile_seconds = 0.0
         self.compiled: Any = None
-        self._fn, self._gather, self._sharding = fn, gather, sharding
+        self._fn, self._gather, self._sharding, self._united = fn, gather, sharding, united
         self._everywhere = feeds.placement_like(sharding, ())
         self._data = processes.place(data, self._everywhere)
 
@@ -459,12 +461,20 @@ class Evaluation:
         def sums_of_batches(state: Any, data: Any) -> Any:
             state = fn.prepare(state)
 
-            def one(start: Array) -> Mapping[str, Array]:
+            def sum_at(start: Array) -> dict[str, Array]:
                 places = start + jnp.arange(self.batch_size)
                 batch = self._gather(data, jnp.minimum(places, self.samples - 1))
                 return sums(state, feeds.spread_batch(batch, self._sharding), places < self.samples)
 
-            return jax.lax.map(one, jnp.arange(0, self.samples, self.batch_size))
+            def one(seen: dict[str, Array], start: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+                found = sum_at(start)
+                return {name: seen[name] | (found.pop(name) > 0) for name in self._united}, found
+
+            starts = jnp.arange(0, self.samples, self.batch_size)
+            forms = jax.eval_shape(sum_at, starts[0]) if self._united else {}
+            nothing = {name: jnp.zeros(forms[name].shape, bool) for name in self._united}
+            seen, found = jax.lax.scan(one, nothing, starts)
+            return {**found, **{name: any_of[None].astype(jnp.int32) for name, any_of in seen.items()}}
 
         begin_work("compiling the evaluation")
         processes.note("compiling")

@@ -26,7 +26,7 @@ LAST = ("learning_rate", "seconds_per_10000_updates", "throughput", "memory_gib"
 """What follows the metrics, in this order."""
 PER_CENT = re.compile(r"(.*_)?(accuracy|top_\d+)|acceptance|mfu")
 LABELS = {"seconds_per_10000_updates": "Time taken", "memory_gib": "memory"}
-ACRONYMS = re.compile(r"\b(elbo|mae|mfu|rmse)\b")
+ACRONYMS = re.compile(r"\b(elbo|kl|mae|mfu|ndcg|rmse)\b")
 UNITS = {
     "throughput": " samples/sec",
     "memory_gib": " GiB",

@@ -137,14 +137,14 @@ def network(params, x):
 
 def naive(scores, train, truth, ks=(), relevant=4.0, low=-math.inf, high=math.inf, round=False):
     """Every figure by loops over users and items."""
-    squares, absolutes, lists = [], [], {f"{name}@{k}": [] for name in ("ndcg", "recall") for k in ks}
-    ranked = 0
+    errors, lists = [], {f"{name}@{k}": [] for name in ("ndcg", "recall") for k in ks}
+    shown, ranked = set(), 0
     for user in range(len(truth)):
+        own = []
         for item in np.flatnonzero(truth[user]):
             prediction = min(max(scores[user, item], low), high)
-            error = (np.round(prediction) if round else prediction) - truth[user, item]
-            squares.append(error**2)
-            absolutes.append(abs(error))
+            own.append((np.round(prediction) if round else prediction) - truth[user, item])
+        errors.append(own)
         free = [item for item in range(truth.shape[1]) if not train[user, item]]
         order = sorted(free, key=lambda item: (-scores[user, item], item))
         wanted = {item for item in free if truth[user, item] and truth[user, item] >= relevant}
@@ -154,14 +154,34 @@ def naive(scores, train, truth, ks=(), relevant=4.0, low=-math.inf, high=math.in
             ideal = [1 / math.log2(place + 2) for place in range(min(k, len(wanted)))]
             lists[f"ndcg@{k}"].append(sum(gains) / sum(ideal))
             lists[f"recall@{k}"].append(len(gains) / len(wanted))
+        shown |= set(order[: ks[0]]) if ks and wanted else set()
+    every = np.concatenate([own for own in errors if own])
+    means = {name: np.mean(values) for name, values in lists.items() if values}
+    spreads = {f"{name}_se": standard_error(values) for name, values in lists.items() if values}
+    coverage = {f"coverage@{ks[0]}": len(shown) / truth.shape[1]} if ranked and ks else {}
     return {
-        "rmse": math.sqrt(np.mean(squares)),
-        "mae": np.mean(absolutes),
-        "ratings": len(squares),
+        "rmse": math.sqrt(np.mean(every**2)),
+        "rmse_se": rmse_standard_error([np.array(own) for own in errors if own]),
+        "mae": np.mean(abs(every)),
+        "ratings": len(every),
         "users": int(truth.any(1).sum()),
         **({"ranked_users": ranked} if ks else {}),
-        **{name: np.mean(values) for name, values in lists.items() if values},
+        **means,
+        **spreads,
+        **coverage,
     }
+
+
+def standard_error(values):
+    return np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def rmse_standard_error(errors):
+    """Of a ratio of sums over users: what each user adds to squared error beyond its share of ratings."""
+    squares, counts = np.array([(own**2).sum() for own in errors]), np.array([len(own) for own in errors])
+    mean = squares.sum() / counts.sum()
+    spread = standard_error(squares - mean * counts) / counts.mean()
+    return spread / (2 * math.sqrt(mean)) if mean else 0.0
 
 
 def naive_mean_of_batches(scores, truth, size):

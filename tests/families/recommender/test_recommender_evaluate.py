@@ -7,11 +7,15 @@ import jax
 import numpy as np
 import pytest
 import recommender_runs as runs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from recommender_small import quick
 
 from hotloop.errors import DataError
 from hotloop.families.recommender import evaluate, saved_run
 from hotloop.families.recommender.commands_config import EvaluateOptions
-from hotloop.families.recommender.evaluate import ScoringRules, make_measures, ranking_values
+from hotloop.families.recommender.measures import ScoringRules, make_measures, ranking_values
 
 KS = (1, 3, 10, 100)  # 100: more than there are items
 
@@ -33,7 +37,12 @@ def scores_with_ties(seed=1):
 
 
 def assert_same(figures, expected, rel=1e-6):
-    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=rel)
+    """Standard errors are differences of float32 sums, so what is lost of them is measured by the values."""
+    errors = [name for name in expected if name.endswith("_se")]
+    for name, value in expected.items():
+        assert figures[name] == pytest.approx(value, **({"abs": rel} if name in errors else {"rel": rel})), (
+            name
+        )
 
 
 def test_ranking_of_a_list_worked_out_by_hand():
@@ -122,8 +131,10 @@ def test_command_measures_the_test_part_and_writes_it_down(run):
     written = json.loads((run / "evaluations" / "test-3.json").read_text())
     assert written["rmse"] == result["rmse"]
     ((columns, rows),) = console.tables
-    assert columns == ["model", "RMSE", "MAE", "NDCG@3", "NDCG@10", "Recall@3", "Recall@10"]
-    assert rows[0][1] == f"{expected['rmse']:.4f}"
+    assert columns == ["model", "RMSE", "MAE", "NDCG@3", "NDCG@10", "Recall@3", "Recall@10", "coverage@3"]
+    assert rows[0][1] == f"{expected['rmse']:.4f} +- {expected['rmse_se']:.4f}"
+    assert rows[0][4] == f"{expected['ndcg@10']:.4f} +- {expected['ndcg@10_se']:.4f}"
+    assert rows[0][-1] == f"{expected['coverage@3']:.4f}"
     assert result["data"] == "test ratings of test.txt"
     assert any(line.startswith("test ratings of test.txt: ") for line in console.said)
     old = runs.naive_mean_of_batches(scores, test, 4)
@@ -167,3 +178,30 @@ def test_changed_training_files_and_missing_parts_are_refused(tmp_path, monkeypa
     training.write_text("".join(lines[:-1]))  # the same users and items: another split, say
     with pytest.raises(DataError, match="other training ratings than the run was trained on"):
         evaluate.run(EvaluateOptions(run=run), runs.Listener())
+
+
+SMALL = st.sampled_from([0, 0, 0, 2, 4, 5])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    arrays.arrays(np.float32, (6, 7), elements=st.integers(-3, 3).map(float)),
+    arrays.arrays(np.float32, (6, 7), elements=SMALL),
+    arrays.arrays(np.float32, (6, 7), elements=SMALL),
+)
+def test_orders_of_small_matrices_are_worth_what_loops_say(scores, train, truth):
+    """Many ties, users without a held-out item, users who have rated all."""
+    truth = np.where(train > 0, 0, truth)
+    found = jax.tree.map(np.asarray, SMALL_VALUES(scores, train > 0, truth >= 4))
+    for user in range(len(truth)):
+        expected = runs.naive(
+            *(each[user : user + 1] for each in (scores, train, np.where(truth > 0, truth, 1e-9))), (2, 3)
+        )
+        assert found["ranked"][user] == bool(expected["ranked_users"])
+        for name in ("ndcg", "recall"):
+            for place, k in enumerate((2, 3)):
+                assert found[name][user, place] == pytest.approx(expected.get(f"{name}@{k}", 0), abs=1e-6)
+        assert found["listed"][user].mean() == pytest.approx(expected.get("coverage@2", 0))
+
+
+SMALL_VALUES = quick(lambda scores, rated, relevant: ranking_values(scores, rated, relevant, (2, 3)))

@@ -1,12 +1,14 @@
 """The recommender as it is exported: the lists of `recommend`, for users it knows and for users it does not."""
 
+import shutil
+
 import numpy as np
 import pytest
 import recommender_runs as runs
 from recommender_small import quick
 
 from hotloop.errors import CheckpointError, OptionError
-from hotloop.families.recommender import evaluate, export
+from hotloop.families.recommender import export, recommend
 from hotloop.families.recommender.commands_config import RecommendOptions
 
 
@@ -21,7 +23,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def lists(run):
     """Of every user with a rating, by `hotloop recommender recommend`."""
-    found = evaluate.run_recommend(RecommendOptions(run=run, all=True, top=4), runs.Listener())
+    found = recommend.run(RecommendOptions(run=run, all=True, top=4), runs.Listener())
     return {each["user"]: each for each in found["recommendations"]}
 
 
@@ -105,6 +107,7 @@ def test_of_an_item_that_is_sent_twice_the_last_rating_counts(run):
 def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(OptionError, match="top=18: there are only 17 items"):
         export.from_run(run, top=18)
+    shutil.copy(run / "config.json", tmp_path)  # a run that has saved nothing yet
     with pytest.raises(CheckpointError, match="best=True: no validation of a checkpoint"):
         export.from_run(tmp_path, best=True)
     runs.small_layers(monkeypatch)

@@ -7,7 +7,7 @@ import pytest
 import recommender_runs as runs
 
 from hotloop.errors import DataError, HotloopError, OptionError
-from hotloop.families.recommender import evaluate, saved_run
+from hotloop.families.recommender import evaluate, recommend, saved_run
 from hotloop.families.recommender.commands_config import EvaluateOptions, PredictOptions, RecommendOptions
 
 
@@ -69,7 +69,7 @@ def test_users_of_a_ratings_file_need_not_be_in_the_training_data(run, scores, t
     assert found[:, 0].tolist() == [int(f"9{user}") for user in runs.user_id(rows)]
     np.testing.assert_allclose(found[:, 2], np.clip(scores[rows, columns], 0.5, 5), atol=1e-5)
     again = RecommendOptions(run=run, ratings_file=seen, users=(9986, 9993), top=3)
-    lists = evaluate.run_recommend(again, runs.Listener())["recommendations"]
+    lists = recommend.run(again, runs.Listener())["recommendations"]
     assert [each["items"] for each in lists] == [best_items(scores, train, row, 3) for row in (2, 1)]
 
 
@@ -101,7 +101,7 @@ def test_recommendations_are_the_best_unrated_items_from_the_folder_alone(run, s
     rows = [4, 22, 0, 9, 11]  # the first user has rated everything
     users = tuple(runs.user_id(rows).tolist())
     console = runs.Listener()
-    result = evaluate.run_recommend(RecommendOptions(run=moved, users=(*users, users[0]), top=5), console)
+    result = recommend.run(RecommendOptions(run=moved, users=(*users, users[0]), top=5), console)
     lists = result["recommendations"]
     assert [each["user"] for each in lists] == [runs.user_id(row) for row in rows if row]
     assert [each["items"] for each in lists] == [best_items(scores, train, row, 5) for row in rows if row]
@@ -116,9 +116,7 @@ def test_recommendations_are_the_best_unrated_items_from_the_folder_alone(run, s
 
 def test_all_users_fill_a_file_with_as_many_items_as_are_left(run, scores, tmp_path):
     path = tmp_path / "lists.txt"
-    result = evaluate.run_recommend(
-        RecommendOptions(run=run, all=True, top=1000, output=path), runs.Listener()
-    )
+    result = recommend.run(RecommendOptions(run=run, all=True, top=1000, output=path), runs.Listener())
     train = runs.draw()[0]
     found = table(path)
     assert len(found) == (train == 0).sum()
@@ -131,12 +129,10 @@ def test_wrong_wishes_are_refused_in_one_line(run, tmp_path):
     with pytest.raises(
         OptionError, match=r"--users 5 6: not in the training ratings of .*, which has 23 users"
     ):
-        evaluate.run_recommend(RecommendOptions(run=run, users=(1000, 5, 6)), runs.Listener())
+        recommend.run(RecommendOptions(run=run, users=(1000, 5, 6)), runs.Listener())
     with pytest.raises(OptionError, match=r"--output .*: is a folder"):
         evaluate.run_predict(PredictOptions(run=run, output=tmp_path), runs.Listener())
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(DataError, match=r"--output .*: cannot be written"):
-        evaluate.run_recommend(
-            RecommendOptions(run=run, all=True, output=blocked / "out.txt"), runs.Listener()
-        )
+        recommend.run(RecommendOptions(run=run, all=True, output=blocked / "out.txt"), runs.Listener())

@@ -16,10 +16,10 @@ from hotloop.engine.feed import place_everywhere
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.errors import DeviceError, OptionError
-from hotloop.families.recommender import batches, evaluate, model, train
+from hotloop.families.recommender import batches, evaluate, model, recommend, train
 from hotloop.families.recommender.commands_config import EvaluateOptions, PredictOptions, RecommendOptions
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.evaluate import ScoringRules, make_measures
+from hotloop.families.recommender.measures import ScoringRules, make_measures
 from same_numbers import assert_same_numbers, assert_seen
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
@@ -35,6 +35,8 @@ WAYS = {
     "sparse": {},
     "alternate": {"refeed": "alternate", "aug_steps": 2},
     "none": {"refeed": "none", "gradient_clipping": True},
+    "ranking": {"objective": "ranking", "optimizer": "Adam"},
+    "random code": {"objective": "ranking", "kl": 0.5, "kl_epochs": 1.0},
 }
 
 
@@ -47,7 +49,8 @@ def make_program(way, replicas, **options):
     job = Small(replace(CONFIG, **WAYS[way], **options), ITEMS, replicas=replicas, widths=(5, 4))
 
     def feed(ratings):
-        return batches.make_feed(ratings, BATCH, 0, job.policy.compute, sparse=way == "sparse", mesh=job.mesh)
+        rows = model.choose_training(job, ratings)
+        return batches.make_feed(rows, BATCH, 0, job.policy.compute, sparse=way == "sparse", mesh=job.mesh)
 
     program = Program(model.update(job), feed(RATINGS), UPDATES, seed_key(1))
 
@@ -84,6 +87,9 @@ SLOW = pytest.mark.slow
     [
         ("joint", 2),
         ("sparse", 4),
+        ("ranking", 4),
+        pytest.param("random code", 2, marks=SLOW),
+        pytest.param("random code", 4, marks=SLOW),
         pytest.param("alternate", 2, marks=SLOW),
         pytest.param("none", 4, marks=SLOW),
         pytest.param("joint", 4, marks=SLOW),
@@ -95,12 +101,23 @@ SLOW = pytest.mark.slow
 def test_updates_are_those_of_one_device(way, replicas):
     run, compare = make_program(way, replicas), partial(assert_same_training, wanted=alone(way))
     compare(run())
-    assert_seen(compare, run(one_rating_other()), run(change=one_weight_moved))
+    other = one_item_other() if "objective" in WAYS[way] else one_rating_other()
+    assert_seen(compare, run(other), run(change=one_weight_moved))
 
 
 def one_rating_other(ratings=RATINGS):
     other = replace(ratings, codes=ratings.codes.copy())
     other.codes[-1] = (int(other.codes[-1]) + 3) % len(ratings.levels)
+    return other
+
+
+def one_item_other(ratings=RATINGS):
+    """The last user who likes anything likes another item instead: as many as before."""
+    place = int(np.flatnonzero(ratings.values() >= 4)[-1])
+    row = int(np.searchsorted(ratings.starts, place, "right")) - 1
+    free = np.setdiff1d(np.arange(ratings.n_items), ratings.row(row)[0])
+    other = replace(ratings, items=ratings.items.copy())
+    other.items[place] = free[0]
     return other
 
 
@@ -216,7 +233,7 @@ def test_predictions_and_lists_are_those_of_one_device(run, tmp_path):
         wish = {"run": run, "batch_size": 5, "replicas": replicas}
         evaluate.run_predict(PredictOptions(output=path, **wish), runs.Listener())
         tables.append(np.loadtxt(path, delimiter="\t"))
-        found = evaluate.run_recommend(RecommendOptions(all=True, top=4, **wish), runs.Listener())
+        found = recommend.run(RecommendOptions(all=True, top=4, **wish), runs.Listener())
         lists.append(found["recommendations"])
     assert len(tables[0]) and all(np.ptp(column) > 0 for column in tables[0].T)
     for table in tables[1:]:

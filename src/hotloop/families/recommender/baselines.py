@@ -1,8 +1,8 @@
 """`hotloop recommender baselines`: what simple methods reach on the same ratings, in one table with a trained run.
 
 The overall mean, user and item biases, popularity and EASE, measured exactly as the autoencoder is. Whatever can be
-chosen is chosen on the validation part. A dash stands where a figure means nothing: popularity and EASE predict no
-ratings, and the mean ranks nothing.
+chosen is chosen on the validation part, lambda by NDCG at the first of --k. A dash stands where a figure means nothing:
+popularity and EASE predict no ratings, and the mean ranks nothing.
 
 Biases by damped means: an item's is the mean of its ratings above the overall mean, shrunk towards 0 as if it had so
 many more ratings of none; then the same for users with what is left (Koren, 2008). By ridge: all at once, the least
@@ -33,17 +33,9 @@ from hotloop.families.recommender import batches, rating_sets, saved_run
 from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import BaselineOptions
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.evaluate import (
-    Batch,
-    EvaluationSet,
-    Scorer,
-    choose_part,
-    has_same_ratings,
-    is_relevant,
-    make_measures,
-    make_rules,
-    show_figures,
-)
+from hotloop.families.recommender.evaluate import EvaluationSet, choose_part, has_same_ratings, show_figures
+from hotloop.families.recommender.measures import Batch, Scorer, count_likes, make_measures, make_rules
+from hotloop.families.recommender.ranking import is_relevant
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
 
@@ -55,7 +47,8 @@ LAMBDA_GRID = (50.0, 100.0, 200.0, 500.0, 1000.0)
 USUAL_LAMBDA = 500.0  # where there is nothing to choose it by: that of the paper for MovieLens-20M
 USERS_AT_ONCE, BATCH = 512, 128
 CPU_MEMORY, CPU_FLOPS = 8 << 30, 1e13  # what EASE may take of a CPU unasked: some minutes
-RATING, RANKING = ("rmse", "mae", "rmse_mean_of_batches"), ("ndcg", "recall", "ranked_users")
+RATING = ("rmse", "rmse_se", "mae", "rmse_mean_of_batches")
+RANKING = ("ndcg", "recall", "coverage", "ranked_users")
 
 
 def run(config: BaselineOptions, console: Console) -> Mapping[str, Any]:
@@ -99,8 +92,10 @@ def measure_baselines(
     train, relevant, rules = chosen.train, config.relevant, make_rules(config, *scale)
     resident = jax.device_put(batches.make_rows(train))
 
-    def measure(scorer: Scorer, truth: RatingMatrix = chosen.truth) -> Callable[[Any], Figures]:
-        return make_measures(scorer, train, truth, config.batch_size or BATCH, rules, resident)
+    def measure(
+        scorer: Scorer, truth: RatingMatrix = chosen.truth, *, rates: bool = True
+    ) -> Callable[[Any], Figures]:
+        return make_measures(scorer, train, truth, config.batch_size or BATCH, rules, resident, rates=rates)
 
     def without(figures: Figures, names: tuple[str, ...]) -> Figures:
         return {name: value for name, value in figures.items() if name.split("@")[0] not in names}
@@ -115,8 +110,8 @@ def measure_baselines(
         return measure_additive({name: jnp.asarray(getattr(fit, name), jnp.float32) for name in names})
 
     fit = choose_biases(train, validation, rules.low, rules.high)
-    liked = np.bincount(train.items[train.values() >= relevant], minlength=train.n_items)
-    popularity = Biases(0.0, np.zeros(train.users), liked.astype(np.float64))
+    likes = count_likes(train, relevant).astype(np.float64)
+    popularity = Biases(0.0, np.zeros(train.users), likes)
     rows = {
         "overall mean": without(additive(fit_mean(train)), RANKING),
         f"user + item bias ({fit.how})": additive(fit),
@@ -130,14 +125,15 @@ def measure_baselines(
 
         products, best = count_pairs(train, relevant, resident), USUAL_LAMBDA
         if validation is not None:
-            validate, by = measure(score_ease, validation), f"ndcg@{max(config.k)}"
+            validate, by = measure(score_ease, validation, rates=False), f"ndcg@{config.k[0]}"
             tried = {each: validate(ease_weights(products, each)).get(by, 0.0) for each in LAMBDA_GRID}
             best = max(LAMBDA_GRID, key=lambda each: tried[each])
-        figures = measure(score_ease)(ease_weights(products, best))
-        rows[f"EASE (lambda {best:g})"] = without(figures, RATING)
+        figures = measure(score_ease, rates=False)(ease_weights(products, best))
+        rows[f"EASE (lambda {best:g})"] = figures
     if found is not None:
-        figures = measure(found.score)(found.state)
-        rows[f"autoencoder (step {found.step:,})"] = figures
+        objective = ", --objective ranking" if found.job.is_ranking else ""
+        figures = measure(found.score, rates=not found.job.is_ranking)(found.state)
+        rows[f"autoencoder (step {found.step:,}{objective})"] = figures
     return rows
 
 

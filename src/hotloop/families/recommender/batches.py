@@ -144,11 +144,18 @@ def densify(rows: DeviceRows, users: Array, items: int, capacity: int, dtype: An
 
 
 def make_dense(
-    matrix: RatingMatrix, batch_size: int, mesh: Mesh | None = None, dtype: Any = jnp.float32
+    matrix: RatingMatrix,
+    batch_size: int,
+    mesh: Mesh | None = None,
+    dtype: Any = jnp.float32,
+    capacity: int | None = None,
 ) -> Callable[[DeviceRows, Array], Array]:
-    """(a matrix on the device, so many users) -> their dense ratings; each replica works on its share of them."""
+    """(a matrix on the device, so many users) -> their dense ratings; each replica works on its share of them.
+
+    A share has at most `capacity` ratings, where it is known which users meet.
+    """
     share = batch_size if mesh is None else batch_size // mesh.size
-    capacity = max_ratings(matrix, share)
+    capacity = capacity or max_ratings(matrix, share)
 
     def dense(rows: DeviceRows, users: Array) -> Array:
         return densify(rows, users, matrix.n_items, capacity, dtype)
@@ -193,6 +200,7 @@ def evaluate_users(
     batch_size: int,
     rows: DeviceRows | None = None,
     mesh: Mesh | None = None,
+    united: tuple[str, ...] = (),
 ) -> Evaluation:
     """`values` over the users that have a rating in `truth`, which has the rows and columns of `train`.
 
@@ -218,7 +226,10 @@ def evaluate_users(
         }
 
     data = {"train": rows or make_rows(train), "truth": make_rows(truth), "users": filled}
-    return Evaluation(values, data, size, samples=len(filled), gather=gather, sharding=split_over(mesh))
+    sharding = split_over(mesh)
+    return Evaluation(
+        values, data, size, samples=len(filled), gather=gather, sharding=sharding, united=united
+    )
 
 
 def make_rating_error(

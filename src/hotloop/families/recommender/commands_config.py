@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from hotloop.errors import OptionError
 from hotloop.families.recommender.config import (
+    KS,
     PRESETS,
     DataOptions,
     TrainOptions,
@@ -51,9 +52,11 @@ class PredictionOptions:
 @dataclass(frozen=True, kw_only=True)
 class RankingOptions(PredictionOptions):
     k: tuple[int, ...] = measure_option(
-        (10, 100), "Lengths of recommendation lists for NDCG and recall.", check=positive
+        KS, "Lengths of recommendation lists for NDCG and recall; coverage is of the first.", check=positive
     )
-    relevant: float = measure_option(4.0, "Rating from which an item is relevant to its user.", check=finite)
+    relevant: float = measure_option(
+        4.0, "Rating from which an item is relevant to its user; left out, that of the run.", check=finite
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +117,21 @@ class PredictOptions(TruthOptions, PredictionOptions):
 @dataclass(frozen=True, kw_only=True)
 class RecommendOptions(CheckpointOptions, PredictionOptions):
     users: tuple[int, ...] = data_option((), "Ids of users, as the ratings have them.", metavar="ID")
-    all: bool = data_option(False, "Every user.")
+    all: bool = data_option(False, "Every user.", aliases=("--all-users",))
     ratings_file: Path | None = data_option(None, RATINGS_HELP, metavar="FILE")
     top: int = output_option(10, "Items for each user.", check=positive)
     output: Path | None = output_option(
-        None, "File of user TAB item TAB prediction; left out, a table is shown.", metavar="FILE"
+        None,
+        "File of user TAB item TAB prediction (and TAB title), written as lists come; left out, a table is shown.",
+        metavar="FILE",
+    )
+    titles: Path | None = output_option(
+        None,
+        "Titles of items to show: MovieLens' u.item, movies.dat or movies.csv, or lines of id and title.",
+        metavar="FILE",
+    )
+    batch_size: int | None = run_option(
+        None, "Users at once; left out, 256 on a CPU, else 4096. It changes no list.", check=positive
     )
 
     def check(self) -> None:
@@ -165,8 +178,12 @@ def read_run_options(run: Path) -> dict[str, Any]:
 def evaluation_defaults(run: Path) -> dict[str, Any]:
     """Clipped and in batches as the run validated; its --split is another thing than an evaluation's."""
     had = read_run_options(run)
-    names = {"clip": "clip", "batch_size": "validation_batch_size"}
+    names = {"clip": "clip", "batch_size": "validation_batch_size", "relevant": "relevant"}
     return {name: had[own] for name, own in names.items() if own in had}
+
+
+def recommend_defaults(run: Path) -> dict[str, Any]:
+    return {name: value for name, value in evaluation_defaults(run).items() if name == "clip"}
 
 
 def baseline_defaults(run: Path) -> dict[str, Any]:

@@ -39,6 +39,8 @@ BY_NAME = {"3m": (128, 64), "6m": (256, 64), "1y": (256, 32), "full": (512, 8)}
 # Up to so many training ratings, what is usual for this name, which has 14, 29 or 41 million; beyond, for full.
 BY_RATINGS = ((20_000_000, "3m"), (35_000_000, "6m"), (70_000_000, "1y"))
 FILES = ("training_data_file", "validation_data_file", "test_data_file")
+INPUT_DROPOUT, KL_EPOCHS = 0.5, 50.0  # half of the input is hidden, as in Liang et al. (2018)
+KS = (10, 20)  # lengths of the lists that NDCG and recall are measured on
 CALL_UPDATES = 250  # as the old program had it
 # The engine's name of each optimiser, and what its parameters usually are.
 NAMES = {
@@ -58,11 +60,40 @@ OPTIMISERS["RMSpropInside"] = ("rmsprop", {"momentum": 0, "base_decay_exponent":
 class UpdateOptions:
     """Everything that decides what one update computes."""
 
+    objective: Literal["ratings", "ranking"] = model_option(
+        "ratings",
+        "What is learnt: ratings, by their squared error; or ranking, which items a user likes, by the multinomial "
+        "likelihood over all items (Liang et al. 2018).",
+    )
     size: Literal[128, 256, 512] | None = model_option(
         None, "Width: 128, 256 or 512; left out, by the training file's name or ratings (random data: 128)."
     )
+    layers: tuple[int, ...] = model_option(
+        (), "Units of the encoder's layers, which the decoder mirrors; left out, by --size.", check=positive
+    )
     dropout: float | None = model_option(
-        None, "Dropout of the code layer; left out, 0.65 for size 128, else 0.8.", check=between(0, 0.99)
+        None,
+        "Dropout of the code layer; left out, 0.65 for size 128, else 0.8; none for ranking.",
+        check=between(0, 0.99),
+    )
+    input_dropout: float = model_option(
+        INPUT_DROPOUT,
+        "Ranking: the share of a user's items that an update hides from the network.",
+        check=between(0, 0.99),
+    )
+    kl: float = model_option(
+        0.0,
+        "Ranking: largest weight of the KL divergence of a random code, which makes it Mult-VAE (0.2 is usual); 0 is "
+        "Mult-DAE.",
+        check=non_negative,
+    )
+    kl_epochs: float = model_option(
+        KL_EPOCHS, "Ranking: epochs in which the weight of --kl grows from 0.", check=positive
+    )
+    relevant: float = model_option(
+        4.0,
+        "Rating from which a user likes an item: what ranking learns, and what NDCG and recall look for.",
+        check=positive,
     )
     no_selu: bool = model_option(False, "A linear network.")
     no_dropout: bool = model_option(False, "No dropout.")
@@ -237,6 +268,7 @@ class TrainOptions(TrialOptions):
                 here = "initial_learning_rate is 2 to the power of --base-learning-rate here"
                 raise OptionError(f"--lr-schedule-params: {here}")
             check_schedule(self.lr_schedule, self.schedule_params)
+        self.check_objective()
         if self.resume and not self.run_name:
             raise OptionError("--resume: name the run with --run-name")
         if len(self.fractions) != 3 or abs(sum(self.fractions) - 1) > 1e-6 or not self.fractions[0]:
@@ -252,6 +284,16 @@ class TrainOptions(TrialOptions):
             raise OptionError(
                 "--test-data-file: needs --validation-data-file of the same users, too, or --no-validation"
             )
+
+    def check_objective(self) -> None:
+        """An OptionError for options of the one objective that are given for the other."""
+        of_ranking = {"input_dropout": INPUT_DROPOUT, "kl": 0.0, "kl_epochs": KL_EPOCHS}
+        given = [name for name, usual in of_ranking.items() if getattr(self, name) != usual]
+        if self.objective == "ratings" and given:
+            option = given[0].replace("_", "-")
+            raise OptionError(f"--{option} {getattr(self, given[0]):g}: is for --objective ranking alone")
+        if self.objective == "ranking" and self.refeed == "alternate":
+            raise OptionError("--refeed alternate: re-feeding is for --objective ratings alone")
 
     def check_split(self, users: int) -> None:
         """An OptionError where the replicas cannot share a batch of so many users evenly."""
@@ -329,5 +371,23 @@ PRESETS: dict[str, dict[str, Any]] = {
         "refeed": "none",
         "precision": "32.32",
         "patience": 60,
+    },
+    # Mult-DAE with one layer, chosen by NDCG@10 on the validation parts of seeds 0 and 1 (docs/results.md). With
+    # --training-data-file it is a good start for other ratings, too.
+    "ml-100k-ranking": {
+        "data": "ml-100k",
+        "objective": "ranking",
+        "size": 128,
+        "layers": (200,),
+        "tied": False,
+        "dropout": 0.5,
+        "batch_size": 64,
+        "epochs": 150,
+        "optimizer": "AdamW",
+        "base_learning_rate": -16.0,
+        "lr_schedule": "const",
+        "weight_decay": 1.0,
+        "precision": "32.32",
+        "patience": 40,
     },
 }

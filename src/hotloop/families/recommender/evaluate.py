@@ -1,22 +1,16 @@
-"""The commands that use a run (evaluate, predict, recommend), and what predictions and orders of items are worth.
-
-RMSE and MAE are over all ratings at once. NDCG@k and Recall@k have binary relevance; candidates are the items that
-the user has not rated in training, equal scores in the order of their columns. Scores are ranked as they are, since
-clipping would make ties.
-"""
+"""`hotloop recommender evaluate` and `predict`: what a run's predictions are worth, and the predictions themselves."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
@@ -33,117 +27,16 @@ from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import (
     CheckpointOptions,
     EvaluateOptions,
-    PredictionOptions,
     PredictOptions,
     RankingOptions,
-    RecommendOptions,
     TruthOptions,
 )
+from hotloop.families.recommender.measures import RANKED, ScoringRules, make_measures, make_rules
 from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
 
 Columns = tuple[NDArray[Any], ...]
-Batch = Mapping[str, Array]
-Scorer = Callable[
-    [Any, Batch], Array
-]  # (state, batch) -> scores [B, items]: autoencoder, table of biases, EASE
-
-
-def is_relevant(ratings: Array, least: float) -> Array:
-    return (ratings > 0) & (ratings >= least)
-
-
-def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[int]) -> dict[str, Array]:
-    """For each user `ndcg` and `recall` [B, len(ks)], and `ranked`: whether there is anything relevant to find.
-
-    Where there is nothing, both are 0: leave those users out of a mean. An item that is rated is never relevant.
-    """
-    wanted = relevant & ~rated
-    depth = min(max(ks), scores.shape[-1])
-    _, first = lax.top_k(jnp.where(rated, -jnp.inf, scores), depth)
-    hits = jnp.take_along_axis(wanted, first, axis=-1).astype(jnp.float32)
-    discounts = (1 / np.log2(np.arange(depth) + 2.0)).astype(np.float32)
-    total, ends = wanted.sum(-1), [min(k, depth) for k in ks]
-    ideal = np.append(0, np.cumsum(discounts)).astype(np.float32)
-    best = jnp.asarray(ideal)[jnp.minimum(total[:, None], jnp.asarray(ends))]
-
-    def sum_to_ends(entries: Array) -> Array:
-        return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
-
-    return {
-        "ndcg": sum_to_ends(hits * discounts) / jnp.maximum(best, 1),  # an only item in first place has 1
-        "recall": sum_to_ends(hits) / jnp.maximum(total, 1)[:, None],
-        "ranked": total > 0,
-    }
-
-
-@dataclass(frozen=True)
-class ScoringRules:
-    low: float = -math.inf
-    high: float = math.inf
-    round: bool = False  # predictions to whole numbers
-    ks: tuple[int, ...] = ()  # lengths of the lists that are ranked; none: no ranking
-    relevant: float = 4.0  # the rating from which an item counts as relevant
-
-    def predict(self, scores: Array) -> Array:
-        clipped = jnp.clip(scores, self.low, self.high)
-        return jnp.round(clipped) if self.round else clipped
-
-
-def make_rules(options: PredictionOptions, low: float, high: float) -> ScoringRules:
-    """What a command's options ask for; `low` and `high` are the range of the training ratings."""
-    bounds = (low, high) if options.clip else (-math.inf, math.inf)
-    if isinstance(options, RankingOptions):
-        return ScoringRules(*bounds, options.round, options.k, options.relevant)
-    return ScoringRules(*bounds, options.round)
-
-
-def make_measures(
-    scorer: Scorer,
-    train: RatingMatrix,
-    truth: RatingMatrix,
-    batch_size: int,
-    rules: ScoringRules,
-    rows: batches.DeviceRows | None = None,
-    mesh: Mesh | None = None,
-) -> Callable[[Any], Figures]:
-    """From a state to all figures of a scorer by the ratings of `truth`, compiled once; see `evaluate_users`."""
-    users = len(batches.find_users(truth))
-
-    def values(state: Any, batch: Batch) -> dict[str, Array]:
-        scores, truth = scorer(state, batch), batch["truth"]
-        figures = batches.sum_errors(rules.predict(scores), truth)
-        # The old program's RMSE of whole batches, never clipped, dealt out to its users so that their sum is it.
-        there = truth > 0
-        rmse = jnp.sqrt(jnp.square(jnp.where(there, scores - truth, 0)).sum() / there.sum())
-        figures["batch_rmse"] = jnp.where(batch["in_whole_batch"], rmse / len(scores), 0)
-        if rules.ks:
-            relevant = is_relevant(truth, rules.relevant)
-            figures |= ranking_values(scores, batch["ratings"] > 0, relevant, rules.ks)
-        return figures
-
-    evaluation = batches.evaluate_users(values, train, truth, batch_size, rows, mesh)
-    whole_batches = evaluation.samples // evaluation.batch_size
-
-    def measure(state: Any) -> Figures:
-        sums = evaluation(state)
-        figures = {
-            "rmse": math.sqrt(sums["squared_error"] / sums["ratings"]),
-            "mae": sums["absolute_error"] / sums["ratings"],
-            "rmse_mean_of_batches": sums["batch_rmse"] / whole_batches,
-            "users": users,
-            "ratings": sums["ratings"],
-        }
-        if rules.ks:
-            figures["ranked_users"] = ranked = sums["ranked"]
-            # No figures where nothing is relevant to any user.
-            for name in ("ndcg", "recall") if ranked else ():
-                for k, total in zip(rules.ks, sums[name], strict=True):
-                    figures[f"{name}@{k}"] = float(total / ranked)
-        return figures
-
-    return measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +66,9 @@ def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
     started = time.perf_counter()
     with console.progress("evaluating"):
         rules = make_rules(config, found.low, found.high)
-        measure = make_measures(found.score, chosen.train, chosen.truth, size, rules, mesh=mesh)
+        measure = make_measures(
+            found.score, chosen.train, chosen.truth, size, rules, mesh=mesh, rates=not found.job.is_ranking
+        )
         figures = measure(found.state)
     result = {
         "run": str(config.run),
@@ -189,10 +84,11 @@ def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
         "seconds": time.perf_counter() - started,
     }
     show_figures({f"{config.run} (step {found.step:,})": figures}, config, chosen, console)
-    console.say(
-        f"as the old program averaged: {figures['rmse_mean_of_batches']:.4f}, the mean of RMSEs over whole batches of "
-        f"{size} users, unclipped; for comparison only"
-    )
+    if "rmse" in figures:
+        console.say(
+            f"as the old program averaged: {figures['rmse_mean_of_batches']:.4f}, the mean of RMSEs over whole batches "
+            f"of {size} users, unclipped; for comparison only"
+        )
     how = ("" if config.clip else "-unclipped") + ("-rounded" if config.round else "")
     path = config.run / "evaluations" / f"{chosen.short}-{found.step}{how}.json"
     if processes.is_writer():
@@ -248,27 +144,36 @@ def show_figures(
     """Figures of several models on the same ratings in one table; a dash where a figure means nothing."""
     first = next(iter(found.values()))
     console.say(f"{chosen.name}: {first['ratings']:,} ratings of {first['users']:,} users")
-    names = [f"{name}@{k}" for name in ("ndcg", "recall") for k in config.k]
-    titles = [name.replace("ndcg", "NDCG").replace("recall", "Recall") for name in names]
-    rows = [
-        [label, *(f"{figures[name]:.4f}" if name in figures else "-" for name in ("rmse", "mae", *names))]
-        for label, figures in found.items()
-    ]
+    names = ["rmse", "mae"]
+    if config.k:
+        names += [f"{name}@{k}" for name in RANKED for k in config.k] + [f"coverage@{config.k[0]}"]
+
+    def cell(figures: Figures, name: str) -> str:
+        error = f" +- {figures[f'{name}_se']:.4f}" if f"{name}_se" in figures else ""
+        return f"{figures[name]:.4f}{error}" if name in figures else "-"
+
+    rows = [[label, *(cell(figures, name) for name in names)] for label, figures in found.items()]
+    titles = (name.replace("ndcg", "NDCG").replace("recall", "Recall") for name in names[2:])
     console.table(["model", "RMSE", "MAE", *titles], rows)
     if config.k:
         ranked = max(figures.get("ranked_users", 0) for figures in found.values())
         about = f"mean over the {ranked:,} users with a rating of {config.relevant:g} or more"
-        console.say(f"ranking: items not rated in training; {about}")
+        console.say(f"ranking: items not rated in training; {about}, +- standard errors over users")
 
 
 def run_predict(config: PredictOptions, console: Console) -> Mapping[str, Any]:
     found, mesh = load_on_devices(config)
+    if found.job.is_ranking:
+        raise OptionError(
+            f"{config.run}: was trained by --objective ranking, which orders items and predicts no ratings; "
+            "`recommend` gives its lists"
+        )
     chosen = load_evaluation_set(config, found, load_observed(config.ratings_file, found, console), console)
     rules = make_rules(config, found.low, found.high)
     path = config.output or config.run / "predictions" / f"{chosen.short}-{found.step}.txt"
     size = config.batch_size or found.batch_size
     squares = absolutes = 0.0
-    with _write(path) as (append,), console.progress("predicting", chosen.truth.ratings) as bar:
+    with write_lines(path) as (append,), console.progress("predicting", chosen.truth.ratings) as bar:
         blocks = predict_blocks(found, chosen.train, chosen.truth, size, rules, mesh)
         for rows, columns, predictions, truth in blocks:
             append(chosen.train.user_ids[rows], chosen.train.item_ids[columns], predictions, truth)
@@ -291,7 +196,7 @@ def run_predict(config: PredictOptions, console: Console) -> Mapping[str, Any]:
     }
 
 
-def _write(path: Path) -> Tables:
+def write_lines(path: Path) -> Tables:
     if path.is_dir():
         raise OptionError(f"--output {path}: is a folder; give a file")
     return write_tables([path], f"--output {path}")
@@ -331,9 +236,9 @@ def predict_blocks(
         # All that these users have: nobody between the first and the last has any but they.
         own = slice(int(truth.starts[chosen[0]]), int(truth.starts[chosen[-1] + 1]))
         rows, columns = np.repeat(chosen, np.diff(truth.starts)[chosen]), truth.items[own]
-        where = _pad(np.searchsorted(chosen, rows), most), _pad(columns, most)
+        where = pad_users(np.searchsorted(chosen, rows), most), pad_users(columns, most)
         with nullcontext() if first else compiling():
-            result = predict_at(found.state, resident, _pad(chosen, length), where)
+            result = predict_at(found.state, resident, pad_users(chosen, length), where)
         if before is not None:  # the device works on these users while the caller writes the last ones
             yield collect(*before)
         before = rows, columns, result, truth.values(own)
@@ -354,84 +259,6 @@ def on_all(mesh: Mesh | None) -> NamedSharding | None:
     return placement_like(batches.split_over(mesh), ())
 
 
-def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
+def pad_users(array: NDArray[Any], length: int) -> NDArray[np.int32]:
     """As int32 of one length for all calls; what is added repeats the last one."""
     return np.pad(array.astype(np.int32), (0, length - len(array)), mode="edge")
-
-
-def run_recommend(config: RecommendOptions, console: Console) -> Mapping[str, Any]:
-    found, mesh = load_on_devices(config)
-    train = load_observed(config.ratings_file, found, console)
-    users = find_rows(config, train)
-    rules = make_rules(config, found.low, found.high)
-    size = config.batch_size or found.batch_size
-    best = recommend_blocks(found, train, users, config.top, size, rules, mesh)
-    with_ids = ((train.user_ids[rows], train.item_ids[columns], values) for rows, columns, values in best)
-    result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
-    if config.output is None:
-        with console.progress("recommending"):
-            blocks = list(with_ids)
-        lists: dict[int, dict[str, Any]] = {}
-        rows = []
-        for user, item, prediction in (each for block in blocks for each in zip(*block, strict=True)):
-            own = lists.setdefault(int(user), {"user": int(user), "items": [], "predictions": []})
-            own["items"].append(int(item))
-            own["predictions"].append(float(prediction))
-            rows.append((int(user), len(own["items"]), int(item), f"{float(prediction):.3f}"))
-        console.table(["user", "place", "item", "prediction"], rows)
-        if len(lists) < len(users):
-            console.warn(f"{len(users) - len(lists):,} of these users have rated every item")
-        return {**result, "recommendations": list(lists.values())}
-    with _write(config.output) as (append,), console.progress("recommending", len(users)) as bar:
-        for columns in with_ids:
-            append(*columns)
-            bar.advance(len(np.unique(columns[0])))
-    console.say(f"{config.top} items for each of {len(users):,} users; written: {config.output}")
-    return {**result, "output": str(config.output)}
-
-
-def find_rows(config: RecommendOptions, train: RatingMatrix) -> NDArray[np.int32]:
-    """The rows of the users that are asked for, each once, in that order."""
-    if config.all:
-        return np.arange(train.users, dtype=np.int32)
-    ids, users = train.user_ids, list(dict.fromkeys(config.users))
-    order = np.argsort(ids)
-    places = np.searchsorted(ids, users, sorter=order)
-    rows = order[np.minimum(places, len(ids) - 1)]
-    unknown = [str(user) for user, row in zip(users, rows, strict=True) if ids[row] != user]
-    if unknown:
-        where = config.ratings_file or f"the training ratings of {config.run}"
-        raise OptionError(
-            f"--users {' '.join(unknown)}: not in {where}, which has {len(ids):,} users with ids from {ids.min()} to "
-            f"{ids.max()}"
-        )
-    return rows.astype(np.int32)
-
-
-def recommend_blocks(
-    found: SavedRun,
-    train: RatingMatrix,
-    users: NDArray[np.int32],
-    top: int,
-    size: int,
-    rules: ScoringRules,
-    mesh: Mesh | None = None,
-) -> Iterator[Columns]:
-    """Row, column and prediction of the best unrated items of these rows, best first, so many users at a time."""
-    size, top = min(size, len(users)), min(top, train.n_items)
-    length, dense = share_users(train, size, mesh)
-
-    @partial(processes.JitTogether, out_shardings=on_all(mesh))
-    def best(state: Any, rows: batches.DeviceRows, users: Array) -> tuple[Array, Array, Array]:
-        ratings = dense(rows, users)
-        scores = jnp.where(ratings > 0, -jnp.inf, model.predict(found.job, state, ratings))
-        highest, columns = lax.top_k(scores, top)
-        return rules.predict(highest), columns, highest > -jnp.inf
-
-    resident = processes.place(batches.make_rows(train), on_all(mesh))
-    for first in range(0, len(users), size):
-        chosen = users[first : first + size]
-        with nullcontext() if first else compiling():
-            parts = best(found.state, resident, _pad(chosen, length))
-        predictions, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
-        yield np.repeat(chosen, there.sum(1)), columns[there], predictions[there]

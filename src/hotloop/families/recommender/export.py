@@ -29,7 +29,8 @@ from hotloop.engine.exportable import (
 from hotloop.errors import CheckpointError, ModelError, OptionError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.commands_config import FAMILY
-from hotloop.families.recommender.saved_run import BEST, SavedRun, load_run
+from hotloop.families.recommender.ranking import log_probabilities
+from hotloop.families.recommender.saved_run import BEST, SavedRun, load_run, read_setup
 from hotloop.layers.highest import highest
 
 TOP, MAX_RATINGS = 10, 512
@@ -53,6 +54,8 @@ class Shape:
     capacity: int
     """Ratings of the user with most of them, where the training ratings are inside; 0 where they are not."""
     compute: str
+    relevant: float = 0.0
+    """Where an order was learnt, the rating from which a user likes an item; 0 where ratings were."""
 
 
 def from_run(
@@ -66,8 +69,11 @@ def from_run(
 ) -> Exportable:
     """The model of a run's checkpoint: that of a step, the best by its validation, else the newest."""
     if best:
-        steps = Checkpoints(run / "checkpoints", family=FAMILY).steps()
-        step = best_step(run, steps, BEST.metric, -1)
+        rule = BEST[read_setup(run).config.objective]
+        checkpoints = Checkpoints(run / "checkpoints", rule, family=FAMILY)
+        step = checkpoints.best()  # the one that `train` tested; else by the records
+        if step is None:
+            step = best_step(run, checkpoints.steps(), rule.metric, 1 if rule.mode == "max" else -1)
     found = load_run(run, step)
     if found.job.items < (top or 1):
         raise OptionError(f"top={top}: there are only {found.job.items} items")
@@ -86,6 +92,7 @@ def from_run(
         max_ratings=min(max_ratings or MAX_RATINGS, found.job.items),
         capacity=int(np.diff(train.starts).max(initial=1)) if train is not None else 0,
         compute=str(found.job.policy.compute),
+        relevant=found.job.net.relevant if found.job.is_ranking else 0.0,
     )
     source = describe_source(run, found.step, f"{found.users:,} users, {found.job.items:,} items")
     return _describe(shape, weights, source, _examples(shape, found))
@@ -99,6 +106,8 @@ def rebuild(about: Mapping[str, Any], weights: Mapping[str, Any], examples: Arra
             side: tuple(weights["params"][side][str(number)] for number in range(shape.layers))
             for side in ("encoder", "decoder")
         }
+        if "spread" in weights["params"]:
+            params["spread"] = weights["params"]["spread"]
     except (KeyError, TypeError) as error:
         raise ModelError(f"its config in model.json cannot be read ({error!r})") from None
     return _describe(shape, {**weights, "params": params}, about["source"], examples)
@@ -156,6 +165,8 @@ def _describe(
         "stands twice the last rating counts. Items that the training did not have are passed over. Answers that are "
         "too few: padded with -1 and 0."
     )
+    if shape.relevant:
+        words += f" A user likes what it rates {shape.relevant:g} or more; predictions are log-probabilities of items."
     if shape.capacity:
         inputs.append(Tensor.of("user", np.int32))
         words += " `user`: an original id, for the ratings of the training besides those sent; -1 for nobody."
@@ -192,17 +203,25 @@ def recommender(shape: Shape) -> Callable[[Any, Mapping[str, Any]], dict[str, Ar
             own, values, unknown = _ratings_of_users(weights, inputs["user"], shape)
             dense, wrong = _scatter(dense, own, values), wrong | unknown
         dense = _scatter(dense, _keep_last(columns, shape.items), inputs["ratings"])
-        scores = model.forward(weights["params"], dense, linear=shape.linear)
+        scores = score_items(shape, weights["params"], dense)
         unrated = jnp.where(dense > 0, -jnp.inf, scores.astype(jnp.float32))
         best, places = highest(unrated, k=shape.top)
         there = best > -jnp.inf
-        predictions = jnp.where(there, jnp.clip(best, shape.low, shape.high), 0)
+        bounds = (-jnp.inf, jnp.inf) if shape.relevant else (shape.low, shape.high)
+        predictions = jnp.where(there, jnp.clip(best, *bounds), 0)
         return {
             "items": jnp.where(there, weights["item"]["ids"][places], NOBODY),
             "predictions": jnp.where(wrong[:, None], jnp.nan, predictions),
         }
 
     return recommend
+
+
+def score_items(shape: Shape, params: Any, ratings: Array) -> Array:
+    """Predicted ratings; log-probabilities where an order was learnt."""
+    if shape.relevant:
+        return log_probabilities(params, ratings, shape.relevant, linear=shape.linear)
+    return model.forward(params, ratings, linear=shape.linear)
 
 
 def _keep_last(columns: Array, missing: int) -> Array:

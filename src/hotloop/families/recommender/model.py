@@ -5,6 +5,9 @@ one place, after the code. Parameters are {"encoder": ({"w", "b"}, ...), "decode
 weights [in, out]. In ratings a zero is "no rating". Of several replicas each has a share of the users; a loss is a sum
 over all of them, divided by the number of all their ratings or places, so that any split of a batch gives the same.
 
+With the objective `ranking` the same network has logits for outputs (`ranking`): no re-feeding, and no activation
+after the last layer.
+
 joint re-feeding: y = f(x), z = f(y) with another dropout mask, one loss L(y, x) + |z - y|^2, one step, the gradient
 through everything. alternate: a step on L(y, x), then steps on |f(y) - y|^2 with y detached, each with the weights of
 the step before.
@@ -29,8 +32,11 @@ from hotloop.engine import optim, precision
 from hotloop.engine.device import mesh_of_replicas, platform
 from hotloop.engine.keys import sample_keys, stream
 from hotloop.engine.precision import count_replicas, first_row, on_replicas, sum_replicas
+from hotloop.families.recommender import ranking
 from hotloop.families.recommender.batches import DeviceRows, Entries, SparseBatch, sum_errors
-from hotloop.families.recommender.config import DROPOUT, LAYERS, OPTIMISERS, TrainOptions, UpdateOptions
+from hotloop.families.recommender.config import DROPOUT, KS, LAYERS, OPTIMISERS, TrainOptions, UpdateOptions
+from hotloop.families.recommender.measures import ranking_values
+from hotloop.families.recommender.ranking import is_relevant
 from hotloop.layers.dense import product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
 from hotloop.layers.tied import Tied, Untied, selu, selu_slope
@@ -63,7 +69,11 @@ class Job:
     @property
     def layers(self) -> tuple[int, ...]:
         assert self.net.size is not None
-        return LAYERS[self.net.size]
+        return self.net.layers or LAYERS[self.net.size]
+
+    @property
+    def is_ranking(self) -> bool:
+        return self.net.objective == "ranking"
 
     @property
     def is_tied(self) -> bool:
@@ -71,12 +81,16 @@ class Job:
 
     @property
     def dropout(self) -> float:
-        usual = DROPOUT[self.net.size or 128] if self.net.dropout is None else self.net.dropout
-        return 0.0 if self.net.no_dropout else usual
+        usual = 0.0 if self.is_ranking else DROPOUT[self.net.size or 128]
+        return 0.0 if self.net.no_dropout else usual if self.net.dropout is None else self.net.dropout
+
+    @property
+    def input_dropout(self) -> float:
+        return 0.0 if self.net.no_dropout else self.net.input_dropout
 
     @property
     def refeeding(self) -> str:
-        return "none" if self.net.no_dense_refeeding else self.net.refeed
+        return "none" if self.is_ranking or self.net.no_dense_refeeding else self.net.refeed
 
     @property
     def policy(self) -> precision.Policy:
@@ -113,6 +127,11 @@ def takes_sparse(job: Job, train: RatingMatrix) -> bool:
     return platform() == "cpu" and few and plain and job.policy.compute == jnp.float32
 
 
+def choose_training(job: Job, train: RatingMatrix) -> RatingMatrix:
+    """What batches are made of: the ratings, or where an order is learnt a one for each item that a user likes."""
+    return ranking.keep_relevant(train, job.net.relevant) if job.is_ranking else train
+
+
 def optimiser(net: UpdateOptions) -> optim.Transformation:
     """Decay, then clipping, then momentum, then the rate."""
     name, params = OPTIMISERS[net.optimizer]
@@ -144,10 +163,12 @@ def init(job: Job, key: Array) -> State:
     down = list(pairwise((job.items, *layers)))
     up = [(out, into) for into, out in reversed(down)]
     own = [{} if is_tied else {"w": glorot_uniform(size)} for size in up]
-    network = {
+    network: dict[str, Any] = {
         "encoder": tuple({"w": glorot_uniform(size), "b": constant(size[1:])} for size in down),
         "decoder": tuple({**w, "b": constant(size[1:])} for w, size in zip(own, up, strict=True)),
     }
+    if job.net.kl:
+        network["spread"] = {"w": glorot_uniform(down[-1]), "b": constant(down[-1][1:])}
     params = policy.to_update(draw(key, network))
     return {
         "params": params,
@@ -194,6 +215,14 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
 
         if isinstance(x, SparseBatch):
             gradients, (loss, masked) = sum_replicas(sparse_joint(job, state["params"], x, key, axis), axis)
+        elif job.is_ranking:
+            weight = kl_weight(job, state["update"])
+            loss_of = partial(ranking_loss, job, liked=x, weight=weight, key=key, axis=axis)
+            gradients, (loss, own) = differentiate(loss_of)
+            figures = {
+                "loss": loss,
+                **({"kl": sum_replicas(own, axis), "kl_weight": weight} if net.kl else {}),
+            }
         elif refeeding == "joint":
             gradients, (loss, own) = differentiate(lambda params: joint_loss(job, params, x, key, axis))
             masked = sum_replicas(own, axis)
@@ -201,7 +230,8 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
             gradients, (masked, y) = differentiate(lambda params: rating_loss(job, params, x, key, axis))
             loss = masked
         state, norm = step(state, gradients, 0)
-        figures = {"loss": loss, "rmse": jnp.sqrt(masked)}
+        if not job.is_ranking:
+            figures = {"loss": loss, "rmse": jnp.sqrt(masked)}
         for n in range(1, net.aug_steps + 1) if refeeding == "alternate" else ():
             loss_of = partial(refeeding_loss, job, target=y, key=stream(key, "dropout", n), axis=axis)
             gradients, (figures["refeed_loss"], y) = differentiate(loss_of)
@@ -239,6 +269,31 @@ def refeeding_loss(
     return mean_square(y - target, axis), y
 
 
+def kl_weight(job: Job, update: Array) -> Array:
+    """Of the KL divergence in an update's loss: it grows in even steps over `kl_epochs` epochs."""
+    steps = max(1.0, job.net.kl_epochs * float(job.updates_per_epoch))
+    return job.net.kl * jnp.minimum(update.astype(jnp.float32) / np.float32(steps), 1)
+
+
+def ranking_loss(
+    job: Job, params: Any, liked: Array, weight: Array, key: Array, axis: str | None = None
+) -> tuple[Array, Array]:
+    """This replica's share in the mean over all users of the loss, and in that of the KL divergence."""
+    first, rows = first_row(len(liked), axis), len(liked)
+    x = ranking.hide_items(
+        ranking.normalise(liked), sample_keys(stream(key, "input", 0), first, rows), job.input_dropout
+    )
+    noise = None
+    if job.net.kl:
+        keys = sample_keys(stream(key, "code", 0), first, rows)
+        noise = jax.vmap(lambda k: jax.random.normal(k, (job.layers[-1],)))(keys)
+    keep = draw_dropout(job, stream(key, "dropout", 0), rows, axis)
+    logits, divergence = ranking.run_ranker(params, x, keep, noise, linear=job.net.no_selu)
+    users = rows * count_replicas(axis)
+    share = divergence.sum() / users
+    return ranking.neg_log_likelihood(logits, liked).sum() / users + weight * share, share
+
+
 def apply_network(
     job: Job, params: Any, x: Array, key: Array | None = None, axis: str | None = None
 ) -> Array:
@@ -257,13 +312,21 @@ def draw_dropout(job: Job, key: Array, rows: int, axis: str | None = None) -> Ar
 
 
 def predict(job: Job, state: State, x: Array) -> Array:
-    return apply_network(job, job.policy.to_compute(state["params"]), x)
+    """Of dense ratings: a rating for every item, or where an order was learnt its log-probability."""
+    params = job.policy.to_compute(state["params"])
+    if job.is_ranking:
+        return ranking.log_probabilities(params, x, job.net.relevant, linear=job.net.no_selu)
+    return apply_network(job, params, x)
 
 
 def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
-    """For each user: squared and absolute error of clipped predictions, summed over its ratings, and their number."""
+    """For each user: squared and absolute error of clipped predictions, summed over its ratings, and their number; or
+    where an order is learnt what `ranking_values` has."""
 
     def values(state: State, batch: Batch) -> dict[str, Array]:
+        if job.is_ranking:
+            scores, rated = predict(job, state, batch["ratings"]), batch["ratings"] > 0
+            return ranking_values(scores, rated, is_relevant(batch["truth"], job.net.relevant), KS)
         predictions = jnp.clip(predict(job, state, batch["ratings"]), job.low, job.high)
         return sum_errors(predictions, batch["truth"])
 

@@ -18,11 +18,15 @@ from hotloop.engine.plan import Plan
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY, read_run_options
-from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.config import KS, TrainOptions
 from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.options import build
 
-BEST = KeepBest("validation_rmse", "min", 1)
+BEST = {
+    "ratings": KeepBest("validation_rmse", "min", 1),
+    "ranking": KeepBest(f"validation_ndcg@{KS[0]}", "max", 1),
+}
+"""Which checkpoint is best, by what a run learns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +60,7 @@ class SavedRun:
         return self.config.validation_batch_size
 
     def score(self, state: Any, batch: Any) -> Any:
-        """Predictions before clipping, as a scorer gives them."""
+        """Predictions before clipping, or log-probabilities, as a scorer gives them."""
         return model.predict(self.job, state, batch["ratings"])
 
     def load_training(self) -> RatingMatrix:
@@ -81,7 +85,7 @@ def load_run(folder: str | Path, step: int | None = None, *, best: bool = False)
     setup = read_setup(folder)
     counts = {"users": setup.users, "items": setup.job.items}
     ids = {name: np.empty((count, 2), np.uint32) for name, count in counts.items()}
-    checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY)
+    checkpoints = Checkpoints(folder / "checkpoints", BEST[setup.config.objective], family=FAMILY)
     if best and step is None and (step := checkpoints.best()) is not None:
         print_warnings(checkpoints.damaged())
     found = checkpoints.restore({**state_shapes(setup.job), "ids": ids}, step).warn()

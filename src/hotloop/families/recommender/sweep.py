@@ -20,7 +20,7 @@ from hotloop.engine.progress import Console
 from hotloop.engine.run import check_can_make, write_json
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender.commands_config import SweepOptions
-from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_of_no_effect
+from hotloop.families.recommender.config import FILES, KS, OLD, TrainOptions, warn_of_no_effect
 from hotloop.families.recommender.trials import read_figures
 from hotloop.options import Params, options_of, to_jsonable
 from hotloop.sweeps.engines import LocalEngine
@@ -38,6 +38,13 @@ COLUMNS = {
     "users/s": "average_users_per_second",
     "max users/s": "maximum_users_per_second",
     "status": "status",
+}
+NDCG = f"validation NDCG@{KS[0]}"
+"""Where an order is learnt, it stands in the place of the errors."""
+OF_RANKING = {
+    NDCG if value == "validation_rmse" else name: "validation_ndcg" if value == "validation_rmse" else value
+    for name, value in COLUMNS.items()
+    if value != "rmse"
 }
 
 
@@ -66,7 +73,9 @@ def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
         if outcome.status == "finished":
             values = (outcome.figures.loss, outcome.figures.rmse)
             loss, rmse = ("-" if value is None else f"{value:.4f}" for value in values)
-            console.say(f"{head}: loss: {loss}, RMSE: {rmse}")
+            console.say(
+                f"{head}: loss: {loss}" + (f", RMSE: {rmse}" if config.objective == "ratings" else "")
+            )
         else:
             console.warn(f"{head} {outcome.status}, {outcome.reason}")
 
@@ -83,6 +92,7 @@ def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
         "concurrent": concurrent,
         "seconds": time.monotonic() - began,
         "validated": config.is_validated,
+        "objective": config.objective,
         **summarise(outcomes),
     }
     write_json(folder / "sweep.json", result)
@@ -162,6 +172,7 @@ def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
             "loss": outcome.figures.loss,
             "rmse": outcome.figures.rmse,
             "validation_rmse": (outcome.answer or {}).get("validation", {}).get("rmse"),
+            "validation_ndcg": (outcome.answer or {}).get("validation", {}).get(f"ndcg@{KS[0]}"),
             "test_rmse": (outcome.answer or {}).get("test", {}).get("rmse"),
             "updates": outcome.figures.updates,
             "average_users_per_second": outcome.figures.average,
@@ -179,6 +190,8 @@ def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
     finished = [each for each in rows if each["status"] == "finished" and each["loss"] is not None]
 
     def rank(row: Mapping[str, Any]) -> tuple[float, float]:  # validation before loss, where there is one
+        if row["validation_rmse"] is None and row["validation_ndcg"] is not None:
+            return -row["validation_ndcg"], row["loss"]
         return math.inf if row["validation_rmse"] is None else row["validation_rmse"], row["loss"]
 
     best = min(finished, key=rank, default=None)
@@ -210,13 +223,16 @@ def show_result(result: Mapping[str, Any], console: Console) -> None:
             return "-"
         return float(f"{value:.4g}") if isinstance(value, float) else value
 
-    rows = [[cell(each[name]) for name in COLUMNS.values()] for each in result["trials"]]
-    console.table(tuple(COLUMNS), rows)
+    is_ranking = result["objective"] == "ranking"
+    columns = OF_RANKING if is_ranking else COLUMNS
+    rows = [[cell(each[name]) for name in columns.values()] for each in result["trials"]]
+    console.table(tuple(columns), rows)
     console.say(f"Aggregate average throughput: {result['average_throughput']:.0f} samples/sec")
     # No colon: old patterns take the mean of every "throughput: X samples/sec", and the average alone is meant.
     console.say(f"Aggregate maximum throughput = {result['maximum_throughput']:.0f} samples/sec")
     if result["best"] is not None:
-        figure = "validation RMSE" if result["validated"] else "loss"
-        console.say(f"lowest {figure}: train with --base-learning-rate {result['best']:g}")
+        figure = "lowest validation RMSE" if result["validated"] else "lowest loss"
+        figure = f"highest {NDCG}" if is_ranking and result["validated"] else figure
+        console.say(f"{figure}: train with --base-learning-rate {result['best']:g}")
     if result["unfinished"]:
         console.warn(f"{result['unfinished']} of {len(result['trials'])} trials did not finish")

@@ -5,7 +5,7 @@ What an update computes is in `model`; this is the order of things.
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -29,11 +29,17 @@ from hotloop.engine.run import check_resumable
 from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import batches, model, rating_sets, saved_run
-from hotloop.families.recommender.batches import Figures, make_rating_error
+from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY
-from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
+from hotloop.families.recommender.config import FILES, KS, TrainOptions, make_schedule, warn_of_no_effect
+from hotloop.families.recommender.measures import count_likes
 from hotloop.families.recommender.saved_run import Setup
-from hotloop.families.recommender.validation import Validations, open_validation
+from hotloop.families.recommender.validation import (
+    Validations,
+    make_validation,
+    measure_order,
+    open_validation,
+)
 from hotloop.options import to_jsonable
 
 MAY_DIFFER = (
@@ -63,6 +69,8 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
                 f"{path}: none of its ratings has a user and an item of the training data; the ids of all files "
                 "must come from one numbering"
             )
+    if config.objective == "ranking":
+        check_relevant(config, data)
     users, ratings = data.train.users, data.train.ratings
     given, config = config, config.resolve(users, ratings)
     assert config.batch_size is not None
@@ -96,6 +104,16 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
     return Setup(replace(config, precision=job.net.precision), data, job, plan)
 
 
+def check_relevant(config: TrainOptions, data: rating_sets.RatingSets) -> None:
+    """A DataError where nobody likes anything: there is no order to learn, or none to validate by."""
+    parts = {"training": data.train, "validation": None if config.no_validation else data.validation}
+    for name, part in parts.items():
+        if part is not None and not (part.values() >= config.relevant).any():
+            raise DataError(
+                f"--relevant {config.relevant:g}: no {name} rating of {data.name} is as high; take a lower one"
+            )
+
+
 def describe(setup: Setup) -> str:
     """What the plan does not say: the network, its types, its rates, and memory on the device."""
     job = setup.job
@@ -109,11 +127,15 @@ def describe(setup: Setup) -> str:
     device = "the device" if job.replicas == 1 else "each device"
     rates = ", ".join(f"{rate:g}" for rate in job.rates)
     rates = f"rates {rates}, dropping at update {', '.join(map(str, job.drops)) or 'never'}"
+    objective = f"re-feeding {job.refeeding}"
+    if job.is_ranking:
+        code = f"Mult-VAE, KL up to {job.net.kl:g}" if job.net.kl else "Mult-DAE"
+        objective = f"input dropout {job.input_dropout:g}, ranking by {code}"
     if job.net.lr_schedule != "drops":
         rates = f"rates by --lr-schedule {job.net.lr_schedule}"
     return (
         f"layers {job.items}, {', '.join(map(str, job.layers))} and back, {count:,} parameters, "
-        f"{job.policy.compute}.{job.policy.update}, dropout {job.dropout:g}, re-feeding {job.refeeding}\n"
+        f"{job.policy.compute}.{job.policy.update}, dropout {job.dropout:g}, {objective}\n"
         f"{rates}\n"
         f"memory on {device}: about {(2 * held + ratings + dense) / 2**20:.0f} MiB, of which ratings "
         f"{ratings / 2**20:.0f}"
@@ -142,7 +164,8 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
     settings = to_jsonable({**asdict(config), **files, **dict(zip(EXTRA, extra, strict=True))})
     again = ("--resume", "--run-name", folder.name)
     # A process of its own gives figures after their checkpoint is saved, and a resumed run may have had one before.
-    validations = Validations(config.patience, late=config.multiprocessing or config.resume)
+    rule = saved_run.BEST[config.objective]
+    validations = Validations(config.patience, late=config.multiprocessing or config.resume, rule=rule)
     with open_training(
         folder,
         settings,
@@ -151,7 +174,7 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
         resume=config.resume,
         may_differ=MAY_DIFFER,
         options=type(config),
-        keep=(validations if validations.late else saved_run.BEST) | KeepLast(2),
+        keep=(validations if validations.late else rule) | KeepLast(2),
         console=console,
         report=config.report,
         notice=data.notice,
@@ -161,7 +184,6 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
         if processes.is_writer() and not (folder / "ratings.npz").exists():
             data.train.write(folder / "ratings.npz")
         key, is_sparse = seed_key(config.seed), model.takes_sparse(job, data.train)
-        values, update = model.evaluate(job), model.update(job)
         # 64-bit ids as pairs of 32 bits, which every device takes.
         users, items = (
             np.ascontiguousarray(ids).view(np.uint32).reshape(-1, 2)
@@ -172,15 +194,16 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
             training.checkpoints.save(0, state, position={})
             training.checkpoints.wait()
             return {"run": str(folder), "updates": 0}
+        rows = model.choose_training(job, data.train)
         feed = batches.make_feed(
-            data.train, batch, config.seed, job.policy.compute, sparse=is_sparse, mesh=job.mesh
+            rows, batch, config.seed, job.policy.compute, sparse=is_sparse, mesh=job.mesh
         )
-        program = Program(update, feed, setup.plan.updates_per_call, key)
+        program = Program(model.update(job), feed, setup.plan.updates_per_call, key)
         state = place_everywhere(state, job.mesh)
 
         @cache  # compiled once for all of the run
         def errors_on(part: str) -> Callable[[Any], Figures]:
-            return make_rating_error(values, data.train, getattr(data, part), size, job.mesh)
+            return make_validation(job, data.train, getattr(data, part), size, job.mesh)
 
         state = make_updates(setup, program, training, state, validations, errors_on, console)
         step = made = int(state["update"])
@@ -188,13 +211,38 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
             state, step = training.checkpoints.restore(state, best).state, best
         result: dict[str, Any] = {"run": str(folder), "updates": made, "best_step": step}
         epoch = float(step / setup.plan.updates_per_epoch)
-        for part in ("validation", "test"):
-            if getattr(data, part) is not None and not config.no_validation:
+        parts = [part for part in ("validation", "test") if getattr(data, part) and not config.no_validation]
+        is_random = config.training_data_file is None and config.data == "random"  # there is no order in them
+        for part in parts:
+            figures = result[part] = {}
+            weights, has_order = {"params": state["params"]}, part == parts[-1] and not is_random
+            if not (job.is_ranking and has_order):
                 with console.progress(f"evaluating ({part})"):
-                    figures = result[part] = errors_on(part)({"params": state["params"]})
-                training.record.event("evaluation", update=step, epoch=epoch, split=part, **figures)
-                console.say(f"{part} RMSE {figures['rmse']:.4f}, MAE {figures['mae']:.4f} (step {step})")
+                    figures |= errors_on(part)(weights)
+            if has_order:  # what it is worth, and that of popularity
+                with console.progress(f"ranking ({part})"):
+                    likes = count_likes(data.train, config.relevant)
+                    truth = getattr(data, part)
+                    figures |= measure_order(job, data.train, truth, size, job.mesh, likes)(weights)
+            training.record.event("evaluation", update=step, epoch=epoch, split=part, **figures)
+            for line in describe_figures(figures):
+                console.say(f"{part} {line} (step {step})")
         return result
+
+
+def describe_figures(figures: Figures) -> Iterator[str]:
+    """Errors of ratings, and what the order of items is worth, as far as they were measured."""
+    if "rmse" in figures:
+        yield f"RMSE {figures['rmse']:.4f}, MAE {figures['mae']:.4f}"
+    if f"ndcg@{KS[0]}" in figures:
+        ndcg, recall, coverage = (
+            f"{name}@{k} {figures[f'{name.lower()}@{k}']:.4f}"
+            for name, k in (("NDCG", KS[0]), ("Recall", KS[1]), ("coverage", KS[0]))
+        )
+        errors = [f"{figures[f'{name}_se']:.4f}" for name in (f"ndcg@{KS[0]}", f"recall@{KS[1]}")]
+        popular = figures.get(f"popularity_ndcg@{KS[0]}")
+        beside = "" if popular is None else f", popularity NDCG@{KS[0]} {popular:.4f}"
+        yield f"{ndcg} +- {errors[0]}, {recall} +- {errors[1]}, {coverage}{beside}"
 
 
 def make_updates(
@@ -252,7 +300,8 @@ def test_checkpoint(config: TrainOptions, folder: Path, console: Console) -> dic
     job = model.make_job(clipped, found.users, found.job.items, found.job.drops, found.low, found.high)
     with console.progress("evaluating"):
         size = config.validation_batch_size or 128
-        measure = make_rating_error(model.evaluate(job), train, truth, size, mesh)
+        measure = make_validation(job, train, truth, size, mesh)
         figures = measure(place_everywhere(found.state, mesh))
-    console.say(f"testing: RMSE {figures['rmse']:.4f}")
+    for line in describe_figures(figures):
+        console.say(f"testing: {line.split(', MAE')[0]}")
     return {"run": str(folder), "step": found.step, **figures}

@@ -53,7 +53,7 @@ def read_figures(folder: str | Path) -> TrialFigures:
             ),
             maximum=max(log["throughput"] for log in logs),
             loss=last["loss"],
-            rmse=last["rmse"],
+            rmse=last.get("rmse"),  # ranking has none
             error=end.get("error"),
         )
     except (RunError, LookupError, TypeError, ArithmeticError):

@@ -24,12 +24,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+from numpy.typing import NDArray
 
 from hotloop.data.content import read_npz
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, named_leaves, snapshot
-from hotloop.engine.checkpoint_folder import Keep, Metrics
+from hotloop.engine.checkpoint_folder import Keep, KeepBest, Metrics
 from hotloop.engine.device import platform, setup
 from hotloop.engine.drive import Diverged
 from hotloop.engine.plan import Plan
@@ -38,6 +41,8 @@ from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import HotloopError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.batches import Figures, make_rating_error
+from hotloop.families.recommender.config import KS
+from hotloop.families.recommender.measures import Batch, ScoringRules, make_measures
 from hotloop.families.recommender.saved_run import BEST, Setup, read_matrix, read_setup, state_shapes
 from hotloop.options.files import whole_file
 
@@ -47,6 +52,38 @@ OUTSTANDING = 4  # weights that may wait for their figures while the training go
 _PATIENCE_SECONDS = 10  # for a process that is about to end by itself; then it is killed
 
 
+def make_validation(
+    job: model.Job, train: RatingMatrix, truth: RatingMatrix, size: int, mesh: Mesh | None = None
+) -> Callable[[Any], Figures]:
+    """From a state to the figures of a validation, compiled once: errors of ratings, or worth of an order."""
+    if not job.is_ranking:
+        return make_rating_error(model.evaluate(job), train, truth, size, mesh)
+    measure, (short, long) = measure_order(job, train, truth, size, mesh), KS
+    left_out = [f"ndcg@{long}", f"ndcg@{long}_se", f"recall@{short}", f"recall@{short}_se"]
+
+    def measure_briefly(state: Any) -> Figures:
+        return {name: value for name, value in measure(state).items() if name not in left_out}
+
+    return measure_briefly
+
+
+def measure_order(
+    job: model.Job,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    size: int,
+    mesh: Mesh | None = None,
+    likes: NDArray[np.int64] | None = None,
+) -> Callable[[Any], Figures]:
+    """From a state to the worth of the order that its scores make, with `likes` beside that of popularity."""
+    rules = ScoringRules(ks=KS, relevant=job.net.relevant)
+
+    def score(state: Any, batch: Batch) -> Array:
+        return model.predict(job, state, batch["ratings"])
+
+    return make_measures(score, train, truth, size, rules, mesh=mesh, rates=False, likes=likes)
+
+
 class Validations(Keep):
     """Validations by step, in the order of the steps, and a rule of which checkpoints to keep by them.
 
@@ -54,8 +91,8 @@ class Validations(Keep):
     those that still wait for it stay, and of the others the best.
     """
 
-    def __init__(self, patience: int | None = None, late: bool = False):
-        self.patience, self.late = patience, late
+    def __init__(self, patience: int | None = None, late: bool = False, rule: KeepBest = BEST["ratings"]):
+        self.patience, self.late, self.rule = patience, late, rule
         self.figures: dict[int, Figures] = {}
         self.waiting: tuple[int, ...] = ()
         self.error = ""
@@ -70,17 +107,18 @@ class Validations(Keep):
 
     def enough(self) -> bool:
         """Whether `patience` validations came after the best one, or none will come any more."""
-        found = [figures.get(BEST.metric) for _, figures in sorted(dict(self.figures).items())]
-        values = [value if value is not None and math.isfinite(value) else math.inf for value in found]
+        sign = 1 if self.rule.mode == "min" else -1
+        found = [figures.get(self.rule.metric) for _, figures in sorted(dict(self.figures).items())]
+        values = [sign * v if v is not None and math.isfinite(v) else math.inf for v in found]
         best = min(values, default=math.inf)
         since = len(values) - 1 - values.index(best) if math.isfinite(best) else len(values)
         return bool(self.error) or (self.patience is not None and since >= self.patience)
 
     def choose(self, metrics: Metrics) -> set[int]:
-        return BEST.choose(self._known(metrics)) | set(metrics).intersection(self.waiting)
+        return self.rule.choose(self._known(metrics)) | set(metrics).intersection(self.waiting)
 
     def best(self, metrics: Metrics) -> int | None:
-        return BEST.best(self._known(metrics))
+        return self.rule.best(self._known(metrics))
 
     def _known(self, metrics: Metrics) -> Metrics:
         figures = dict(self.figures)
@@ -89,7 +127,7 @@ class Validations(Keep):
     def mark_best(self, checkpoints: Checkpoints, like: Any) -> None:
         """Write the best checkpoint again with its validation, for all who open the run later."""
         step = checkpoints.best()
-        if step is None or BEST.metric in checkpoints.metrics(step):
+        if step is None or self.rule.metric in checkpoints.metrics(step):
             return
         found = checkpoints.restore(like, step)
         metrics = {**found.metrics, **self.figures.get(step, {})}
@@ -332,7 +370,7 @@ def main(folder: Path, where: str) -> None:
     ids = np.arange(found.users), np.arange(found.job.items)  # the real ones are in no figure
     train, truth = (read_matrix(place, *ids) for place in (folder, folder / FOLDER))
     assert found.config.validation_batch_size is not None
-    measure = make_rating_error(model.evaluate(found.job), train, truth, found.config.validation_batch_size)
+    measure = make_validation(found.job, train, truth, found.config.validation_batch_size)
     while True:
         asked = jobs.get()
         figures = measure({"params": read_weights(Path(asked["weights"]), found.job)})
