@@ -262,7 +262,8 @@ def choose_sampler(model: VcdModel, rows: int, replicas: int = 1) -> str:
     """plain, fused or hopper: as asked, else what was the fastest for so many images on each of the devices.
 
     Updates a second on an H200, plain, fused and hopper: 949, 2,161 and 1,900 at batch 100; 679, 808 and not measured
-    at 512; 506, 477 and 1,114 at 1,024; 350, 191 and 600 at 3,072. In 16 bits, where plain products are faster, hopper was not measured.
+    at 512; 506, 477 and 1,114 at 1,024; 350, 191 and 600 at 3,072. In 16 bits, where plain products are faster, hopper
+    was not measured.
     """
     if model.sampler != "auto":
         return model.sampler
