@@ -194,7 +194,8 @@ def measured(replicas, size, truth=VALIDATION, change=lambda state: state):
     found = [
         make(place_everywhere(state, mesh_of_replicas(replicas))) for make in measures(replicas, size, truth)
     ]
-    assert all(np.isfinite(value) and value > 0 for figures in found for value in figures.values())
+    assert all(np.isfinite(value) and value >= 0 for figures in found for value in figures.values())
+    assert all(value > 0 for figures in found for name, value in figures.items() if not name.endswith("_se"))
     return found
 
 
