@@ -416,7 +416,7 @@ def test_checkpoints_stay_while_they_wait_and_then_only_the_best(tmp_path):
         found = checkpoints.restore(like, 2)
         assert (found.metrics, found.position) == ({"loss": 2, "validation_rmse": 0.7}, {"at": 2})
         assert found.state["w"].tolist() == [2, 2]
-    assert Checkpoints(tmp_path, saved_run.BEST, family=FAMILY).best() == 2
+    assert Checkpoints(tmp_path, saved_run.BEST["ratings"], family=FAMILY).best() == 2
 
 
 @pytest.mark.parametrize(
