@@ -43,7 +43,9 @@ def test_auto_takes_it_above_the_batches_of_the_fused_kernel(put_in):
 
 
 @pytest.mark.parametrize(
-    "cards", [[Card("8.0")], [Card("10.0")], [Card(), Card("8.0")], [Card(multiprocessors=6)]], ids=str
+    "cards",
+    [[Card("8.0")], [Card("10.0")], [Card(), Card("8.0")], [Card(multiprocessors=6)]],
+    ids=["Ampere", "Blackwell", "one of two", "too few multiprocessors"],
 )
 def test_auto_keeps_the_plain_sampler_on_other_cards(put_in, cards):
     put_in(*cards)
