@@ -181,6 +181,12 @@ def kill_workers() -> None:
 
 
 _is_left_behind = False
+_at_work: list[Callable[[], bool]] = []
+
+
+def leave_behind_while(is_at_work: Callable[[], bool]) -> None:
+    """A command that ends while this is so does not wait for it."""
+    _at_work.append(is_at_work)
 
 
 def leave_threads_behind() -> None:
@@ -191,7 +197,7 @@ def leave_threads_behind() -> None:
 
 def leave_if_due(status: int) -> None:
     """The last thing that a command does: end the process at once if a thread would keep it, or break its end."""
-    if _is_left_behind:
+    if _is_left_behind or any(is_at_work() for is_at_work in _at_work):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -31,7 +31,7 @@ from hotloop.engine import processes
 from hotloop.engine.blocks import Form, choose_form, count_operations, split_call
 from hotloop.engine.device import platform, reserve
 from hotloop.engine.feed import Batch, Feed, Gather, gather_rows
-from hotloop.engine.interrupt import leave_threads_behind
+from hotloop.engine.interrupt import leave_behind_while
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, HotloopError, OptionError
@@ -173,8 +173,9 @@ class Program:
         by context managers is this thread's."""
         for form in self.missing(count):
             if form not in self._ahead:
-                leave_threads_behind()  # a stopped command need not wait for the compiler
-                self._ahead[form] = _COMPILER.submit(_compile_lowered, self._lower(state, form))
+                future = _COMPILER.submit(_compile_lowered, self._lower(state, form))
+                leave_behind_while(lambda future=future: not future.done())  # type: ignore[misc]
+                self._ahead[form] = future
 
     def is_ahead(self, count: int) -> bool:
         """Whether a thread has begun to compile, or has compiled, what a call of `count` updates still needs."""

@@ -161,6 +161,7 @@ def test_updates_are_those_of_pytorch_with_and_without_the_bias():
         np.testing.assert_allclose(state["statistics"][name]["variance"], variance, rtol=0.02, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_one_program_serves_all_seeds_and_learns():
     train, test = pictures(320, 3), pictures(100, 4)
     job = program.Job(
