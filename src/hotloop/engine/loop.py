@@ -361,12 +361,8 @@ def copy_state(state: State) -> State:
     everywhere = everywhere_like(state)
 
     def copy_leaf(leaf: Any) -> Array:
-        if not isinstance(leaf, Array):
-            new = jnp.array(np.asarray(leaf))
-        elif leaf.is_fully_addressable:  # `copy()` would compile a program for every shape
-            new = jax.device_put(leaf, leaf.sharding, may_alias=False)
-        else:
-            new = leaf.copy()
+        # Not by `device_put`, which would tie what lies anywhere to its device.
+        new: Array = leaf.copy() if isinstance(leaf, Array) else jnp.array(np.asarray(leaf))
         local = everywhere is not None and new.is_fully_addressable
         return processes.place(new, everywhere) if local else new
 
