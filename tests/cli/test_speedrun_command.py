@@ -47,6 +47,7 @@ def words(small_set, tmp_path, *more):
     ]
 
 
+@pytest.mark.slow
 def test_seeds_are_runs_of_one_program_with_records_and_a_mean(small_set, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train, "Recipe", partial(Recipe, widths=(4, 6, 6)))
     line = words(

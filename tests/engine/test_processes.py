@@ -240,6 +240,7 @@ def test_a_failure_that_ends_the_block_closes_in_the_other_processes_words():
     assert closed == [failure]
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_shared_is_refused_unless_each_saves_in_its_own(tmp_path):
     folders = [tmp_path / "here", tmp_path / "there"]
     for folder in folders:
@@ -309,6 +310,7 @@ def test_other_options_or_a_taken_port_or_a_process_that_never_comes_are_one_lin
     assert not (tmp_path / "run").exists() and max(text.count("\n") for text in said) == 0
 
 
+@pytest.mark.slow
 def test_a_step_of_any_topology_is_gone_on_from_by_any_other(two_by_two, four, alone, tmp_path):
     longer = together.weights(train_here(tmp_path / "longer", updates=6))
     written = {"two_by_two": two_by_two, "four": four, "alone": alone}

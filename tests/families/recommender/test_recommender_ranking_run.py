@@ -94,6 +94,7 @@ def test_best_weights_by_ndcg_are_tested_beside_popularity(whole, run):
     assert log["kl"] > 0 and "rmse" not in log
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_bits(options, whole, run, tmp_path):
     stopped = replace(options, results_dir=tmp_path, run_name="stopped")
 
@@ -127,6 +128,7 @@ def best_columns(scores, row, top):
     return free[np.argsort(-scores[row, free], kind="stable")][:top]
 
 
+@pytest.mark.slow
 def test_lists_are_the_likeliest_items_with_their_titles(run, tmp_path):
     titles = tmp_path / "u.item"
     titles.write_text(
