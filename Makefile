@@ -10,7 +10,7 @@ PREFIX_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-chec
 TEST_EXTRAS = [test$(if $(ACCELERATOR),$(,)$(ACCELERATOR),)]
 , := ,
 
-.PHONY: demo test test-slow check format peers native native-test native-sanitize clean
+.PHONY: demo test test-slow check format peers native native-test native-sanitize docs docs-links package clean
 
 demo: $(VENV)/.installed  ## install, then show the product in under three minutes
 	$(BIN)/hotloop demo
@@ -60,8 +60,26 @@ native-sanitize: | $(VENV)/.installed  ## its C++ under the address and undefine
 	native/build/sanitize/recurrent_check
 	native/build/sanitize/tied_check
 
+docs: $(VENV)/.installed-docs  ## the site, in build/site: tutorials are run, warnings are errors, links and names are checked
+	rm -rf build/site
+	$(BIN)/python -m sphinx -q -W --keep-going -E -j auto -d build/doctrees -b html docs build/site
+	$(BIN)/python docs/check_site.py build/site
+
+docs-links: $(VENV)/.installed-docs  ## links of the pages to other places, over the network
+	$(BIN)/python -m sphinx -q -D nb_execution_mode=off -d build/doctrees -b linkcheck docs build/links
+
+package:  ## sdist and wheel in dist/, checked; the wheel alone in a fresh environment, and its demo run there
+	rm -rf dist .venv-package .venv-wheel
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	.venv-package/bin/python -m build --outdir dist .
+	.venv-package/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	mkdir -p build/wheel && cd build/wheel && $(CURDIR)/.venv-wheel/bin/hotloop demo
+
 clean:
-	rm -rf $(VENV) build dist native/build native/dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* build dist native/build native/dist .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "hotloop needs Python 3.11 or newer (set PYTHON=...)" >&2; exit 1; }
@@ -73,6 +91,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(TEST_EXTRAS)'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs$(if $(ACCELERATOR),$(,)$(ACCELERATOR),)]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-peers: pyproject.toml | $(VENV)/.installed

@@ -30,7 +30,8 @@ import torch
 from common import load_before, ratios, save, take_turns
 from kernels_torch import torch_iterations
 
-from hotloop.bench.page import HEIGHT, LINE, WIDTH, Axis, Chart
+from hotloop.bench.axes import PHONE, Axis
+from hotloop.bench.charts import Chart
 from hotloop.engine.device import setup
 from hotloop.families.kernels import config as kernels
 from hotloop.families.kernels.bench import make_job, prepare
@@ -189,11 +190,11 @@ def by_axis(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Map
     return found
 
 
-STYLE = """svg{font-family:system-ui,sans-serif}.chart text{fill:#626b75;font-size:22px}
-.chart .note,.body{fill:#1d2126}.body{font-size:30px;font-weight:600}.axis{stroke:#626b75}.grid{stroke:#d9d6d0}
-.line{fill:none;stroke-width:3}.line.c0,.whisker.c0{stroke:#2563a8}.line.c1,.whisker.c1{stroke:#c2541b}
-.dot.c0,.key.c0{fill:#2563a8}.dot.c1,.key.c1{fill:#c2541b}.whisker{stroke-width:2}"""
-GAP, HEAD = 20, 48
+STYLE = """svg{font-family:system-ui,sans-serif}.chart text{fill:#626b75;font-size:13px}
+.chart .note,.body{fill:#1d2126}.body{font-size:18px;font-weight:600}.axis{stroke:#626b75}.grid{stroke:#d9d6d0}
+.line{fill:none;stroke-width:2}.line.c0,.whisker.c0{stroke:#2563a8}.line.c1,.whisker.c1{stroke:#c2541b}
+.dot.c0,.key.c0{fill:#2563a8}.dot.c1,.key.c1{fill:#c2541b}.whisker{stroke-width:1.5}"""
+GAP, HEAD, HEIGHT = 20, 34, 270  # of a chart as wide as a phone, with a line for its legend
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -201,17 +202,17 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> str:
     bodies: dict[str, list[str]] = {}
     for (family, axis), some in by_axis(rows).items():
         bodies.setdefault(family, []).append(draw_axis(family, axis, some))
-    cell, row_height = WIDTH + GAP, HEAD + HEIGHT + 2 * LINE + GAP  # two lines of a legend above a chart
-    width, height = cell * max(map(len, bodies.values())), row_height * len(bodies)
+    cell, row_height = PHONE + GAP, HEAD + HEIGHT + GAP
+    width, height = GAP + cell * max(map(len, bodies.values())), row_height * len(bodies)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width // 2}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">',
         f'<style>{STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
     ]
     for number, (family, charts) in enumerate(bodies.items()):
         top = row_height * number
-        parts.append(f'<text class="body" x="{GAP}" y="{top + 34}">{escape(family)}</text>')
+        parts.append(f'<text class="body" x="{GAP}" y="{top + 22}">{escape(family)}</text>')
         for column, chart in enumerate(charts):
-            place = f'<svg x="{column * cell}" y="{top + HEAD}" width="{WIDTH}" height="{HEIGHT + 2 * LINE}"'
+            place = f'<svg x="{GAP + column * cell}" y="{top + HEAD}" width="{PHONE}" height="{HEIGHT}"'
             parts.append(chart.replace("<svg", place, 1))
     return "\n".join([*parts, "</svg>\n"])
 
@@ -223,7 +224,7 @@ def draw_axis(family: str, axis: str, rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows:
             ends = [(row["value"], row[f"{side}_{end}_us"] / 1e3) for end in ("low", "high")]
             chart.add("range", ends, colour=colour)
-    return chart.render()
+    return chart.render(PHONE)
 
 
 def show(row: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -16,11 +17,14 @@ import hotloop
 from hotloop.engine.run import read_events
 
 NAMES = [name for name in dir(hotloop) if not name.startswith("_")]
-WITHOUT_JAX = ("EvalSpec", "Mode", "ModelSpec", "Plan", "RunConfig", "TrainSpec")
+WITHOUT_JAX = ("EarlyStopping", "EvalSpec", "Hook", "Mode", "ModelSpec", "Plan", "RunConfig", "TrainSpec")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_an_example_that_runs(name: str) -> None:
+    if name == "from_keras":
+        os.environ.setdefault("KERAS_BACKEND", "jax")
+        pytest.importorskip("keras")
     examples = doctest.DocTestParser().get_doctest(
         inspect.getdoc(getattr(hotloop, name)) or "", {}, name, name, 0
     )
@@ -33,7 +37,7 @@ def test_every_public_name_has_an_example_that_runs(name: str) -> None:
 def test_the_names_are_those_that_are_promised() -> None:
     engine = {"Program", "Resident", "Streamed", "Evaluation", "Plan", "train", "hmc", "layers"}
     estimator = {"Arrays", "Estimator", "EvalSpec", "Hook", "Mode", "ModelSpec", "RunConfig", "TrainSpec"}
-    assert set(NAMES) == engine | estimator | {"train_and_evaluate"}
+    assert set(NAMES) == engine | estimator | {"EarlyStopping", "from_keras", "train_and_evaluate"}
     with pytest.raises(AttributeError, match="module 'hotloop' has no attribute 'Pogram'"):
         hotloop.Pogram  # noqa: B018
 
@@ -54,7 +58,7 @@ def test_type_checkers_see_the_objects_that_programs_get() -> None:
 def test_an_estimator_shows_what_its_page_describes_and_no_more(tmp_path: Path) -> None:
     estimator = hotloop.Estimator(lambda: None, model_dir=tmp_path, warm_start_from=tmp_path, quiet=True)
     shown = {name for name in dir(estimator) if not name.startswith("_")}
-    verbs = {"train", "evaluate", "measure", "predict", "export", "latest_checkpoint", "weights"}
+    verbs = {"train", "evaluate", "measure", "predict", "export", "latest_checkpoint", "weights", "to_keras"}
     assert shown == verbs | {"config", "params", "model_dir", "last_run"}
     page = (Path(__file__).parents[1] / "docs" / "estimator.md").read_text()
     assert all(re.search(rf"`{name}\b", page) for name in shown)

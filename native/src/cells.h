@@ -58,6 +58,7 @@ struct InputTiles {
   }
 
   int64_t of_gate() const { return steps * (rows.end - rows.begin) * WIDTH; }
+  int64_t of_panel() const { return gates * of_gate(); }
   float* at(int64_t step, int64_t row, int64_t panel, int64_t gate) const {
     const int64_t place = step % steps * (rows.end - rows.begin) + row - rows.begin;
     const int64_t first = is_one_panel() ? 0 : panel - panels.begin;
@@ -174,27 +175,43 @@ inline void forward_phase(const Forward& f, int64_t step, const float* from, int
   const int64_t hidden = s.hidden, widest = larger(s.inputs, hidden);
   over_row_blocks(tiles.rows, rows_at_once(tiles.is_one_panel() ? widest : hidden), [&](Range block) {
     const int64_t high = block.end - block.begin;
-    if (from) pack_rows({from + block.begin * hidden, hidden, 1}, high, hidden, packed);
+    const float *h = nullptr, *x = nullptr;
+    if (from) h = packed_rows(from + block.begin * hidden, high, hidden, packed);
     if (tiles.is_one_panel()) {
-      pack_rows({f.x + (step * s.batch + block.begin) * s.inputs, s.inputs, 1}, high, s.inputs, packed_inputs);
+      x = packed_rows(f.x + (step * s.batch + block.begin) * s.inputs, high, s.inputs, packed_inputs);
     }
-    for (int64_t panel = tiles.panels.begin; panel < tiles.panels.end; ++panel) {
-      for (int64_t gate = first_gate; gate < first_gate + gates; ++gate) {
-        if (tiles.is_one_panel()) {
-          multiply_panel(packed_inputs, high, of_gate(f, f.input_weights, s.inputs, gate), s.inputs, panel,
-                         tiles.at(step, block.begin, panel, gate), WIDTH, false);
-        }
-        const bool is_apart = s.cell == Cell::gru_reset_after && gate == 2;
-        float* tile = is_apart ? apart : tiles.at(step, block.begin, panel, gate);
-        if (from) {
-          multiply_panel(packed, high, of_gate(f, f.weights, hidden, gate), hidden, panel, tile, WIDTH, !is_apart);
-        }
-        for (int64_t i = 0; !from && is_apart && i < high * WIDTH; ++i) apart[i] = 0.0f;
+    const auto is_apart = [&](int64_t gate) { return s.cell == Cell::gru_reset_after && gate == 2; };
+    const auto multiply_gate = [&](int64_t panel, int64_t gate) {
+      if (tiles.is_one_panel()) {
+        multiply_panel(x, high, of_gate(f, f.input_weights, s.inputs, gate), s.inputs, panel,
+                       tiles.at(step, block.begin, panel, gate), WIDTH, false);
       }
+      float* tile = is_apart(gate) ? apart : tiles.at(step, block.begin, panel, gate);
+      if (from) {
+        multiply_panel(h, high, of_gate(f, f.weights, hidden, gate), hidden, panel, tile, WIDTH, !is_apart(gate));
+      }
+      for (int64_t i = 0; !from && is_apart(gate) && i < high * WIDTH; ++i) apart[i] = 0.0f;
+    };
+    const auto finish = [&](int64_t panel, const float* apart) {
       const float* tile = tiles.at(step, block.begin, panel, 0);
       over_units(s, step, block, panel, [&](Place at, int64_t place) {
         formula(Sums{f, at, tile + place, tiles.of_gate(), apart + place});
       });
+    };
+    const Range panels = tiles.panels;
+    // A single row does little but fetch weights, fastest in the order in which they are packed: gate by gate.
+    const bool gate_by_gate = from && high == 1 && !tiles.is_one_panel() && panels.end - panels.begin <= MOST_ROWS;
+    for (int64_t gate = first_gate; gate_by_gate && gate < first_gate + gates; ++gate) {
+      const Columns weights = of_gate(f, f.weights, hidden, gate);
+      if (is_apart(gate)) {
+        multiply_row(h, weights, hidden, panels, apart, WIDTH, false);
+      } else {
+        multiply_row(h, weights, hidden, panels, tiles.at(step, block.begin, panels.begin, gate), tiles.of_panel(), true);
+      }
+    }
+    for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+      for (int64_t gate = first_gate; !gate_by_gate && gate < first_gate + gates; ++gate) multiply_gate(panel, gate);
+      finish(panel, gate_by_gate ? apart + (panel - panels.begin) * WIDTH : apart);
     }
   });
 }

@@ -1,9 +1,6 @@
 // The convolutions as handlers of XLA's foreign function interface, one exported symbol each.
 
-#include <exception>
-#include <functional>
 #include <string>
-#include <utility>
 
 #include "convolution.h"
 #include "grouped.h"
@@ -26,14 +23,11 @@ Geometry geometry(Numbers x, Numbers w, Numbers y, Numbers strides, Numbers pads
           pads[0], pads[1], pads[2], pads[3], groups};
 }
 
-// Small groups by our own kernels, on XLA's threads; everything else by oneDNN.
-void compute(Pass pass, const Geometry& g, ffi::ThreadPool& pool, const float* first, const float* second,
-             const float* bias, const float* residual, float* result) {
-  if (pass != Pass::forward || !has_small_groups(g)) {
-    return convolve(pass, g, pool.num_threads(), first, second, bias, residual, result);
-  }
-  const auto schedule = [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); };
-  convolve_small_groups(g, pool.num_threads(), schedule, first, second, result);
+// Small groups by our own kernels; everything else by oneDNN.
+void compute(Pass pass, const Geometry& g, int64_t threads, const float* first, const float* second, const float* bias,
+             const float* residual, float* result) {
+  if (pass == Pass::forward && has_small_groups(g)) return convolve_small_groups(g, threads, first, second, result);
+  convolve(pass, g, threads, first, second, bias, residual, result);
 }
 
 // `x`, `w`, `y`: the sizes of the image, the kernel and the result, whichever of them are computed.
@@ -46,12 +40,7 @@ ffi::Error run(Pass pass, Numbers x, Numbers w, Numbers y, Numbers strides, Numb
   }
   const Geometry g = geometry(x, w, y, strides, pads, groups);
   if (const std::string why = complaint(g); !why.empty()) return refuse(why);
-  try {
-    compute(pass, g, pool, first, second, bias, residual, result);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("hotloop-native: ") + error.what());
-  }
-  return ffi::Error::Success();
+  return hotloop::guarded([&] { compute(pass, g, pool.num_threads(), first, second, bias, residual, result); });
 }
 
 ffi::Error forward(ffi::ThreadPool pool, Image x, Image w, ffi::Result<Image> y, Numbers strides, Numbers pads,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "convolution.h"
-#include "team.h"
 
 namespace hotloop {
 
@@ -11,7 +10,6 @@ namespace hotloop {
 bool has_small_groups(const Geometry& g);
 
 // (x, w) -> y; the geometry must have no complaint.
-void convolve_small_groups(const Geometry& g, int64_t threads, const Team::Schedule& schedule, const float* x,
-                           const float* w, float* y);
+void convolve_small_groups(const Geometry& g, int64_t threads, const float* x, const float* w, float* y);
 
 }  // namespace hotloop

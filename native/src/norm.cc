@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime.h"
 #include "workspace.h"
 
 namespace hotloop {
@@ -38,36 +39,37 @@ struct Space {
   }
 };
 
-// Runs sum(task, rows, space) for every task, then finish(task, rows, space), each with the sums of all tasks.
+// Runs sum(rows, space) for every task, then finish(task, rows, space, total), each with the sums of all tasks.
 template <class Sum, class Finish>
-void in_two_passes(int64_t rows, int64_t channels, int64_t threads, const Team::Schedule& schedule, Sum sum, Finish finish) {
+void in_two_passes(int64_t rows, int64_t channels, int64_t threads, Sum sum, Finish finish) {
   const int64_t tasks = tasks_for(rows, channels, threads);
   const size_t bytes = Space::bytes(channels);
   Workspace workspace(tasks * bytes);
   const auto space = [&](int64_t task) { return Space(workspace.data() + task * bytes, channels); };
-  Team::run(schedule, 2, tasks, [&](int64_t phase, int64_t task) {
-    const Space own = space(task);
-    if (phase == 0) {
+  const auto total = [&](bool second, int64_t c) {
+    double all = 0;
+    for (int64_t other = 0; other < tasks; ++other) all += (second ? space(other).second : space(other).first)[c];
+    return all;
+  };
+  // On the threads of the convolutions beside it: XLA's would have to wake up in between, and those go to sleep.
+  run_on(threads, [&] {
+    over_tasks(tasks, [&](int64_t task) {
+      const Space own = space(task);
       std::fill_n(own.first, 2 * channels, 0.0);
-      return sum(share(rows, tasks, task), own);
-    }
-    const auto total = [&](bool second, int64_t c) {
-      double all = 0;
-      for (int64_t other = 0; other < tasks; ++other) all += (second ? space(other).second : space(other).first)[c];
-      return all;
-    };
-    finish(task, share(rows, tasks, task), own, total);
+      sum(share(rows, tasks, task), own);
+    });
+    over_tasks(tasks, [&](int64_t task) { finish(task, share(rows, tasks, task), space(task), total); });
   });
 }
 
 }  // namespace
 
 void normalise(const Norm& norm, const float* scale, const float* offset, float epsilon, float* mean, float* variance,
-               int64_t threads, const Team::Schedule& schedule) {
+               int64_t threads) {
   const Kernels& k = kernels();
   const float* near = norm.x + norm.middle * norm.channels;
   in_two_passes(
-      norm.rows, norm.channels, threads, schedule,
+      norm.rows, norm.channels, threads,
       [&](Range rows, const Space& own) { k.norm_sums(norm, rows, near, own.work, own.first, own.second); },
       [&](int64_t task, Range rows, const Space& own, auto total) {
         for (int64_t c = 0; c < norm.channels; ++c) {
@@ -86,11 +88,10 @@ void normalise(const Norm& norm, const float* scale, const float* offset, float 
       });
 }
 
-void normalise_gradient(const NormGradient& g, const NormParameters& p, float epsilon, int64_t threads,
-                        const Team::Schedule& schedule) {
+void normalise_gradient(const NormGradient& g, const NormParameters& p, float epsilon, int64_t threads) {
   const Kernels& k = kernels();
   in_two_passes(
-      g.rows, g.channels, threads, schedule,
+      g.rows, g.channels, threads,
       [&](Range rows, const Space& own) {
         for (int64_t c = 0; c < g.channels; ++c) own.slope[c] = p.scale[c] / std::sqrt(p.variance[c] + epsilon);
         k.norm_gradient_sums(g, rows, {own.slope, p.mean, p.offset}, own.work, own.first, own.second);

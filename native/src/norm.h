@@ -5,13 +5,12 @@
 #include <cstdint>
 
 #include "kernels.h"
-#include "team.h"
 
 namespace hotloop {
 
 // Gives y, and the mean and biased variance of each channel.
 void normalise(const Norm& norm, const float* scale, const float* offset, float epsilon, float* mean, float* variance,
-               int64_t threads, const Team::Schedule& schedule);
+               int64_t threads);
 
 // Of one value a channel each. `d_mean`, `d_variance`: what else depends on the statistics.
 struct NormParameters {
@@ -20,7 +19,6 @@ struct NormParameters {
 };
 
 // Gives dx, d_residual where there is one, and the gradients of scale and offset.
-void normalise_gradient(const NormGradient& gradient, const NormParameters& parameters, float epsilon, int64_t threads,
-                        const Team::Schedule& schedule);
+void normalise_gradient(const NormGradient& gradient, const NormParameters& parameters, float epsilon, int64_t threads);
 
 }  // namespace hotloop

@@ -36,9 +36,9 @@ ffi::Error forward(ffi::ThreadPool pool, Image x, Vector scale, Vector offset, F
   }
   const Norm norm{static_cast<int64_t>(x.element_count()) / channels, channels, height / 2 * width + width / 2, relu,
                   x.typed_data(), data_or_null(residual), y->typed_data()};
-  return guarded(pool, [&](int64_t threads, auto schedule) {
-    normalise(norm, scale.typed_data(), offset.typed_data(), epsilon, mean->typed_data(), variance->typed_data(), threads,
-              schedule);
+  return guarded([&] {
+    normalise(norm, scale.typed_data(), offset.typed_data(), epsilon, mean->typed_data(), variance->typed_data(),
+              pool.num_threads());
   });
 }
 
@@ -59,9 +59,7 @@ ffi::Error backward(ffi::ThreadPool pool, Image dy, Image x, Floats y, Vector sc
   const NormParameters parameters{scale.typed_data(),  offset.typed_data(),     mean.typed_data(),
                                   variance.typed_data(), d_mean.typed_data(),   d_variance.typed_data(),
                                   d_scale->typed_data(), d_offset->typed_data()};
-  return guarded(pool, [&](int64_t threads, auto schedule) {
-    normalise_gradient(gradient, parameters, epsilon, threads, schedule);
-  });
+  return guarded([&] { normalise_gradient(gradient, parameters, epsilon, pool.num_threads()); });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What handlers that compute on XLA's own threads share: its pool as a schedule, refusals in one line, empty operands.
+// What handlers share: XLA's pool as a schedule, refusals in one line, empty operands.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,23 @@ inline xla::ffi::Error refuse(const std::string& why) {
   return xla::ffi::Error::InvalidArgument("hotloop-native: " + why);
 }
 
-// Calls work(threads, schedule) with XLA's own pool; no exception leaves.
+// Calls work(); no exception leaves.
 template <class Work>
-xla::ffi::Error guarded(xla::ffi::ThreadPool& pool, Work work) {
+xla::ffi::Error guarded(Work work) {
   try {
-    work(pool.num_threads(), [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
+    work();
   } catch (const std::exception& error) {
     return xla::ffi::Error::Internal(std::string("hotloop-native: ") + error.what());
   }
   return xla::ffi::Error::Success();
+}
+
+// Calls work(threads, schedule) with XLA's own pool; no exception leaves.
+template <class Work>
+xla::ffi::Error guarded(xla::ffi::ThreadPool& pool, Work work) {
+  return guarded([&] {
+    work(pool.num_threads(), [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); });
+  });
 }
 
 // An operand or result that there is none of is empty.

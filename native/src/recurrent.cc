@@ -11,8 +11,9 @@ namespace {
 // From so many rows a thread on, each thread runs whole sequences of its own rows and never waits for another. With fewer
 // rows they share the units of each step: the weights of one thread's units may then fit in its core's cache.
 constexpr int64_t ROWS_OF_A_THREAD = 14;
-// Multiplications of a step that make it worth sharing: threads that meet after each step lose about a microsecond.
-constexpr int64_t WORTH_SHARING = 30'000;
+// Multiplications of a thread in a step that make it worth sharing: threads that meet after each step lose about a
+// microsecond, and the one row of an LSTM of 128 units takes no longer than that.
+constexpr int64_t WORTH_SHARING = 60'000;
 
 // Rows of all steps up to which weights are read where they lie: to pack them costs as much as two or three steps of one row.
 constexpr int64_t ROWS_NOT_WORTH_PACKING = 16;
@@ -113,6 +114,20 @@ void all_weight_gradients(const Backward& b, const WeightGradients& d, int64_t t
   if (s.cell == Cell::gru_reset_after) weight_gradient_of_h(b, b.beside, s.hidden, 2, 1, d.u, threads, schedule);
 }
 
+// Where the recurrent weights begin among packed ones.
+int64_t packed_inputs(Sizes s) { return gates_of(s.cell) * s.inputs * panels_of(s.hidden) * kernels().width; }
+
+// Some panels of all gates: the input weights gate after gate, then the recurrent ones.
+void pack_panels(Sizes s, const float* w, const float* u, Range panels, float* packed) {
+  const Kernels& k = kernels();
+  const int64_t across = gates_of(s.cell) * s.hidden, padded = panels_of(s.hidden) * k.width;
+  for (int64_t gate = 0; gate < gates_of(s.cell); ++gate) {
+    const int64_t first = gate * s.hidden;
+    k.pack({w + first, across, 1}, s.inputs, s.hidden, panels, packed + gate * s.inputs * padded);
+    k.pack({u + first, across, 1}, s.hidden, s.hidden, panels, packed + packed_inputs(s) + gate * s.hidden * padded);
+  }
+}
+
 // The biases' gradients from what each task has summed.
 void add_totals(Sizes s, const double* totals, int64_t tasks, const WeightGradients& d) {
   const int64_t width = gates_of(s.cell) * s.hidden, count = biases_of(s.cell) * s.hidden;
@@ -125,31 +140,39 @@ void add_totals(Sizes s, const double* totals, int64_t tasks, const WeightGradie
 
 }  // namespace
 
-void run_forward(Forward pass, const float* w, const float* u, int64_t threads, const Team::Schedule& schedule) {
+int64_t packed_weights(Sizes s) {
+  return gates_of(s.cell) * (s.inputs + s.hidden) * panels_of(s.hidden) * kernels().width;
+}
+
+void pack_weights(Sizes s, const float* w, const float* u, float* packed, int64_t threads, const Team::Schedule& schedule) {
+  const int64_t tasks = tasks_for(static_cast<double>(packed_weights(s)), std::min(threads, panels_of(s.hidden)));
+  Team::run(schedule, 1, tasks, [&](int64_t, int64_t task) {
+    pack_panels(s, w, u, share(panels_of(s.hidden), tasks, task), packed);
+  });
+}
+
+void run_forward(Forward pass, Weights weights, int64_t threads, const Team::Schedule& schedule) {
   const Kernels& k = kernels();
   const Sizes s = pass.sizes;
   const Division division(s, threads);
-  const int64_t gates = gates_of(s.cell), padded = panels_of(s.hidden) * k.width, most = k.rows_at_once(s.hidden);
-  pass.is_packed = s.steps * s.batch > ROWS_NOT_WORTH_PACKING || s.hidden % k.width != 0;
+  const int64_t most = k.rows_at_once(s.hidden);
+  pass.is_packed = weights.packed || s.steps * s.batch > ROWS_NOT_WORTH_PACKING || s.hidden % k.width != 0;
+  const bool packs = pass.is_packed && !weights.packed;
   const int64_t work_floats = aligned(k.forward_work(s, std::min(most, division.rows(s)), division.panels(s)));
   Layout layout;
-  const size_t of_inputs = layout.add<float>(pass.is_packed ? gates * s.inputs * padded : 0);
-  const size_t of_h = layout.add<float>(pass.is_packed ? gates * s.hidden * padded : 0);
+  const size_t packed = layout.add<float>(packs ? packed_weights(s) : 0);
   const size_t reset_h = layout.add<float>(s.batch * s.hidden), update = layout.add<float>(s.batch * s.hidden);
   const size_t work = layout.add<float>(work_floats * division.tasks);
   Workspace workspace(layout.bytes());
-  pass.input_weights = pass.is_packed ? at<float>(workspace, of_inputs) : w;
-  pass.weights = pass.is_packed ? at<float>(workspace, of_h) : u;
+  const float* from = packs ? at<float>(workspace, packed) : weights.packed;
+  pass.input_weights = pass.is_packed ? from : weights.w;
+  pass.weights = pass.is_packed ? from + packed_inputs(s) : weights.u;
   pass.reset_h = at<float>(workspace, reset_h);
   pass.update = at<float>(workspace, update);
   run_phases(
       s, s.steps * phases_of(s.cell), most, division, schedule,
       [&](Range panels) {
-        for (int64_t gate = 0; pass.is_packed && gate < gates; ++gate) {
-          const int64_t first = gate * s.hidden, across = gates * s.hidden;
-          k.pack({w + first, across, 1}, s.inputs, s.hidden, panels, at<float>(workspace, of_inputs) + gate * s.inputs * padded);
-          k.pack({u + first, across, 1}, s.hidden, s.hidden, panels, at<float>(workspace, of_h) + gate * s.hidden * padded);
-        }
+        if (packs) pack_panels(s, weights.w, weights.u, panels, at<float>(workspace, packed));
       },
       [&](int64_t phase, Range rows, Range panels, int64_t task) {
         k.forward(pass, phase, rows, panels, at<float>(workspace, work) + task * work_floats);

@@ -48,8 +48,13 @@ std::string complaint(const Sizes& s, Flat u, Floats h0, Floats c0) {
 
 int64_t of_candidate(const Sizes& s) { return s.cell == Cell::gru_reset_after ? s.hidden : 0; }
 
-ffi::Error forward_pass(ffi::ThreadPool& pool, Sequence x, Flat w, Vector input_bias, Flat u, Vector bias, Floats h0,
-                        Floats c0, Result<Sequence> h, Result<Floats> c, float* sums, int64_t cell) {
+bool are_packed_weights(const Sizes& s, const Vector& packed) {
+  return static_cast<int64_t>(packed.element_count()) >= packed_weights(s);
+}
+
+// `packed`: both weights once more, or null.
+ffi::Error forward_pass(ffi::ThreadPool& pool, Sequence x, Flat w, Vector input_bias, Flat u, const Vector* packed, Vector bias,
+                        Floats h0, Floats c0, Result<Sequence> h, Result<Floats> c, float* sums, int64_t cell) {
   const Sizes s = sizes_of(cell, x, u);
   const auto why = complaint(s, u, h0, c0);
   if (!why.empty()) return refuse(why);
@@ -57,19 +62,35 @@ ffi::Error forward_pass(ffi::ThreadPool& pool, Sequence x, Flat w, Vector input_
   if (w.dimensions()[0] != s.inputs || w.dimensions()[1] != gates || differs(*h, s.steps * state)) {
     return refuse("the sizes of a sequence and its weights do not fit together");
   }
+  if (packed && !are_packed_weights(s, *packed)) return refuse("packed weights of another size");
   if (differs(input_bias, gates) || differs(bias, of_candidate(s))) return refuse("a bias of another size");
   if (differs(*c, s.cell == Cell::lstm ? (sums ? s.steps : 1) * state : 0)) return refuse("a state of another size");
   const Forward pass{s, x.typed_data(), input_bias.typed_data(), data_or_null(bias), data_or_null(h0), data_or_null(c0),
                      nullptr, nullptr, h->typed_data(), data_or_null(*c), sums, nullptr, nullptr};
   return guarded(pool, [&](int64_t threads, auto schedule) {
-    run_forward(pass, w.typed_data(), u.typed_data(), threads, schedule);
+    run_forward(pass, {w.typed_data(), u.typed_data(), packed ? packed->typed_data() : nullptr}, threads, schedule);
+  });
+}
+
+// Weights as `infer` reads them: an operation of its own, which XLA takes out of a loop that does not change them. How many
+// floats they take depends on the processor; there may be more.
+ffi::Error pack(ffi::ThreadPool pool, Flat w, Flat u, Result<Vector> packed, int64_t cell) {
+  const Sizes s{static_cast<Cell>(cell), 1, 1, w.dimensions()[0], u.dimensions()[0]};
+  if (s.cell < Cell::rnn || s.cell > Cell::lstm) return refuse("there is no such cell");
+  const int64_t gates = gates_of(s.cell) * s.hidden;
+  if (s.inputs < 1 || s.hidden < 1 || w.dimensions()[1] != gates || u.dimensions()[1] != gates) {
+    return refuse("the sizes of a sequence and its weights do not fit together");
+  }
+  if (!are_packed_weights(s, *packed)) return refuse("packed weights of another size");
+  return guarded(pool, [&](int64_t threads, auto schedule) {
+    pack_weights(s, w.typed_data(), u.typed_data(), packed->typed_data(), threads, schedule);
   });
 }
 
 // All h and the last c.
 ffi::Error infer(ffi::ThreadPool pool, Sequence x, Flat w, Vector input_bias, Flat u, Vector bias, Floats h0, Floats c0,
-                 Result<Sequence> h, Result<Floats> c, int64_t cell) {
-  return forward_pass(pool, x, w, input_bias, u, bias, h0, c0, h, c, nullptr, cell);
+                 Vector packed, Result<Sequence> h, Result<Floats> c, int64_t cell) {
+  return forward_pass(pool, x, w, input_bias, u, &packed, bias, h0, c0, h, c, nullptr, cell);
 }
 
 // All h, all c and the sums of the gates.
@@ -77,7 +98,7 @@ ffi::Error forward(ffi::ThreadPool pool, Sequence x, Flat w, Vector input_bias, 
                    Result<Sequence> h, Result<Floats> c, Result<Sequence> sums, int64_t cell) {
   const auto of_h = h->dimensions();
   if (differs(*sums, of_h[0] * of_h[1] * of_h[2] * sums_of(static_cast<Cell>(cell)))) return refuse("sums of another size");
-  return forward_pass(pool, x, w, input_bias, u, bias, h0, c0, h, c, sums->typed_data(), cell);
+  return forward_pass(pool, x, w, input_bias, u, nullptr, bias, h0, c0, h, c, sums->typed_data(), cell);
 }
 
 ffi::Error backward(ffi::ThreadPool pool, Floats d_outputs, Sequence x, Flat u, Sequence sums, Sequence h, Floats c,
@@ -109,12 +130,14 @@ ffi::Error backward(ffi::ThreadPool pool, Floats d_outputs, Sequence x, Flat u, 
 #pragma GCC visibility push(default)
 #define HOTLOOP_SEQUENCE \
   Bind().Ctx<ffi::ThreadPool>().Arg<Sequence>().Arg<Flat>().Arg<Vector>().Arg<Flat>().Arg<Vector>().Arg<Floats>() \
-      .Arg<Floats>().Ret<Sequence>()
+      .Arg<Floats>()
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_recurrent_infer, infer,
-    ffi::Ffi::HOTLOOP_SEQUENCE.Ret<Floats>().Attr<int64_t>("cell"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_recurrent_pack, pack,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Flat>().Arg<Flat>().Ret<Vector>().Attr<int64_t>("cell"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_recurrent_infer_packed, infer,
+    ffi::Ffi::HOTLOOP_SEQUENCE.Arg<Vector>().Ret<Sequence>().Ret<Floats>().Attr<int64_t>("cell"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_recurrent_forward, forward,
-    ffi::Ffi::HOTLOOP_SEQUENCE.Ret<Floats>().Ret<Sequence>().Attr<int64_t>("cell"));
+    ffi::Ffi::HOTLOOP_SEQUENCE.Ret<Sequence>().Ret<Floats>().Ret<Sequence>().Attr<int64_t>("cell"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hotloop_recurrent_backward, backward,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()
         .Arg<Floats>().Arg<Sequence>().Arg<Flat>().Arg<Sequence>().Arg<Sequence>().Arg<Floats>().Arg<Floats>()

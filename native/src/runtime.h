@@ -1,10 +1,11 @@
-// What every handler shares: the engine, a stream for each thread, and how many threads a call may use.
+// What handlers on TBB's threads share: the engine, a stream for each thread, and how many threads a call may use.
 #pragma once
 
 #include <cstdint>
 #include <utility>
 
 #include "dnnl.hpp"
+#include "tbb/parallel_for.h"
 #include "tbb/task_arena.h"
 
 namespace hotloop {
@@ -30,6 +31,13 @@ void run_on(int64_t threads, Work&& work) {
   } else {
     tbb::task_arena(static_cast<int>(threads)).execute(std::forward<Work>(work));
   }
+}
+
+// Calls work(task) for every task, at most one on a thread at a time, and returns when all are done.
+template <class Work>
+void over_tasks(int64_t tasks, Work work) {
+  if (tasks == 1) return work(0);
+  tbb::parallel_for(int64_t{0}, tasks, work, tbb::static_partitioner());
 }
 
 }  // namespace hotloop

@@ -77,7 +77,7 @@ inline Vec clamp(Vec x, float low, float high) {
 }
 
 // e^x within 2e-7 of it, by Cephes' polynomial on [-ln 2 / 2, ln 2 / 2]; beyond +-87 as at +-87.
-inline Vec exponential(Vec x) {
+__attribute__((always_inline)) inline Vec exponential(Vec x) {
   x = clamp(x, -87.0f, 87.0f);
   const Vec magic = all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to a whole number
   const Vec shifted = x * 1.44269504088896341f + magic;

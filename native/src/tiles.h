@@ -11,8 +11,8 @@ namespace HOTLOOP_ISA {
 // c[ROWS, WIDTH] = a[terms, ROWS] b[terms, WIDTH], rows of b `stride` apart and rows of c `width`. Few rows take several
 // sums at once, which hides an addition's latency.
 template <int ROWS>
-__attribute__((noinline)) void tile(int64_t terms, const float* a, const float* b, int64_t stride, float* c, int64_t width,
-                                    bool add) {
+__attribute__((always_inline)) inline void multiply_tile(int64_t terms, const float* a, const float* b, int64_t stride,
+                                                         float* c, int64_t width, bool add) {
   constexpr int SUMS = ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;
   Vec s[SUMS][ROWS][2];
 #pragma GCC unroll 16
@@ -50,6 +50,12 @@ __attribute__((noinline)) void tile(int64_t terms, const float* a, const float* 
       store(out, add ? load(out, LANES) + sum : sum, LANES);
     }
   }
+}
+
+template <int ROWS>
+__attribute__((noinline)) void tile(int64_t terms, const float* a, const float* b, int64_t stride, float* c, int64_t width,
+                                    bool add) {
+  multiply_tile<ROWS>(terms, a, b, stride, c, width, add);
 }
 
 using Tile = void (*)(int64_t, const float*, const float*, int64_t, float*, int64_t, bool);
@@ -132,6 +138,13 @@ inline void pack_rows(Matrix a, int64_t rows, int64_t terms, float* packed) {
   }
 }
 
+// Rows that lie one after the other, packed: a single one is so where it lies.
+inline const float* packed_rows(const float* rows, int64_t count, int64_t terms, float* packed) {
+  if (count == 1) return rows;
+  pack_rows({rows, terms, 1}, count, terms, packed);
+  return packed;
+}
+
 // A matrix's columns: packed, or read where they lie, `across` floats from row to row.
 struct Columns {
   const float* data;
@@ -147,6 +160,9 @@ struct Columns {
 // c[rows, WIDTH] of one panel, from packed rows.
 inline void multiply_panel(const float* a, int64_t rows, Columns b, int64_t terms, int64_t panel, float* c, int64_t width,
                            bool add) {
+  if (rows <= TALLEST && terms <= BLOCK) {  // one tile, without the divisions that a row's product is not much longer than
+    return TILES[rows - 1](terms, a, b.at(0, terms, panel), b.stride(), c, width, add);
+  }
   const Chunks chunks(rows);
   for (int64_t start = 0; start < terms; start += BLOCK) {
     const int64_t count = smaller(BLOCK, terms - start);
@@ -155,6 +171,19 @@ inline void multiply_panel(const float* a, int64_t rows, Columns b, int64_t term
       const int64_t first = chunks.begin(chunk), height = chunks.begin(chunk + 1) - first;
       TILES[height - 1](count, a + start * rows + first * count, weights, b.stride(), c + first * width, width,
                         add || start > 0);
+    }
+  }
+}
+
+// One row times some panels, each `apart` floats after the one before in c: packed weights are read from end to end, with
+// nothing in between that would hold up their way from the cache.
+__attribute__((noinline)) inline void multiply_row(const float* a, Columns b, int64_t terms, Range panels, float* c,
+                                                   int64_t apart, bool add) {
+  for (int64_t start = 0; start < terms; start += BLOCK) {
+    const int64_t count = smaller(BLOCK, terms - start);
+    for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+      multiply_tile<1>(count, a + start, b.at(start, count, panel), b.stride(), c + (panel - panels.begin) * apart, WIDTH,
+                       add || start > 0);
     }
   }
 }

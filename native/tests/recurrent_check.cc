@@ -56,7 +56,11 @@ struct Trial {
 
   Numbers infer(int64_t threads, const Team::Schedule& schedule) const {
     Numbers h(states(), NAN), c(sizes.batch * sizes.hidden, NAN);
-    run_forward(pass(h, c, nullptr), w.data(), u.data(), threads, schedule);
+    run_forward(pass(h, c, nullptr), {w.data(), u.data()}, threads, schedule);
+    Numbers packed(hotloop::packed_weights(sizes), NAN), again(states(), NAN);
+    hotloop::pack_weights(sizes, w.data(), u.data(), packed.data(), threads, schedule);
+    run_forward(pass(again, c, nullptr), {nullptr, nullptr, packed.data()}, threads, schedule);
+    require(h == again, "weights that were packed before give other numbers");
     return h;
   }
 };
@@ -65,7 +69,7 @@ struct Trial {
 void check_gradients(Sizes s, bool has_start, const Team::Schedule& schedule) {
   Trial trial(s, has_start);
   Numbers h(trial.states(), NAN), c(trial.states(), NAN), sums(trial.states() * sums_of(s.cell), NAN);
-  run_forward(trial.pass(h, c, sums.data()), trial.w.data(), trial.u.data(), 2, schedule);
+  run_forward(trial.pass(h, c, sums.data()), {trial.w.data(), trial.u.data()}, 2, schedule);
   require(h == trial.infer(2, schedule), "inference has other numbers");
   const Numbers ones(trial.states(), 1.0f), none(s.batch * s.hidden, 0.0f);
   Numbers dz(trial.states() * gates_of(s.cell), NAN), dw(trial.w.size(), NAN), d_input_bias(trial.input_bias.size(), NAN);

@@ -20,24 +20,27 @@ if TYPE_CHECKING:
     from hotloop.engine.plan import Plan as Plan
     from hotloop.engine.training import train as train
     from hotloop.families.estimator.config import EvalSpec as EvalSpec
-    from hotloop.families.estimator.config import Hook as Hook
     from hotloop.families.estimator.config import Mode as Mode
     from hotloop.families.estimator.config import ModelSpec as ModelSpec
     from hotloop.families.estimator.config import RunConfig as RunConfig
     from hotloop.families.estimator.config import TrainSpec as TrainSpec
     from hotloop.families.estimator.estimator import Estimator as Estimator
     from hotloop.families.estimator.estimator import train_and_evaluate as train_and_evaluate
+    from hotloop.families.estimator.hooks import EarlyStopping as EarlyStopping
+    from hotloop.families.estimator.hooks import Hook as Hook
     from hotloop.families.estimator.inputs import Arrays as Arrays
+    from hotloop.families.estimator.keras_model import from_keras as from_keras
     from hotloop.mcmc import hmc as hmc
 
 __version__ = VERSION
 
 _HOMES = {
     "Arrays": "hotloop.families.estimator.inputs",
+    "EarlyStopping": "hotloop.families.estimator.hooks",
     "Estimator": "hotloop.families.estimator.estimator",
     "EvalSpec": "hotloop.families.estimator.config",
     "Evaluation": "hotloop.engine.loop",
-    "Hook": "hotloop.families.estimator.config",
+    "Hook": "hotloop.families.estimator.hooks",
     "Mode": "hotloop.families.estimator.config",
     "ModelSpec": "hotloop.families.estimator.config",
     "Plan": "hotloop.engine.plan",
@@ -46,6 +49,7 @@ _HOMES = {
     "RunConfig": "hotloop.families.estimator.config",
     "Streamed": "hotloop.engine.batch_sources",
     "TrainSpec": "hotloop.families.estimator.config",
+    "from_keras": "hotloop.families.estimator.keras_model",
     "hmc": "hotloop.mcmc.hmc",
     "layers": "hotloop.layers",
     "train": "hotloop.engine.training",

@@ -1,4 +1,6 @@
 import json
+import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -6,8 +8,9 @@ import pytest
 
 from bench_logs import log_folder, record, repeats
 from demo_results import kernel
-from hotloop.bench.peers import read_peer_rows
+from hotloop.bench.peers import PeerRow, read_peer_rows
 from hotloop.bench.report import build_report, gather_sources
+from hotloop.bench.roofline import median_result
 from hotloop.cli.bench import REPORT
 from hotloop.cli.main import execute
 from hotloop.errors import DataError
@@ -27,7 +30,7 @@ class Outline(HTMLParser):
     def handle_starttag(self, tag, attributes):
         found = dict(attributes)
         self.links += [found[name] for name in ("src", "href") if name in found]
-        self._in = tag
+        self._in = self._in if tag == "span" else tag  # a verdict is a span in its cell
         if tag == "tr":
             self.rows.append([])
 
@@ -55,7 +58,7 @@ def test_the_summary_tells_median_interval_spread_and_device(page, tmp_path):
     found = page(log_folder(tmp_path / "a", repeats("x", VALUES)))
     row = found.row("x", "throughput")
     assert row[2:4] == ["100.2", "samples/sec"]
-    assert row[6:] == ["4", "–", "a <fast> device"]
+    assert row[6:] == ["4", "–", "–", "a <fast> device", "2026-01-01", "0123456+"]
     assert found.headings == ["Summary", "Spread of repeats", "Machines"]
 
 
@@ -70,8 +73,8 @@ def test_folders_are_ordered_by_time_and_the_last_is_judged_against_the_one_befo
     found = page(new, old)
     assert "History" in found.headings
     assert found.row("x", "throughput")[2] == "200.5"
-    assert found.row("x", "throughput")[7] == "FAST 2.000"
-    assert found.row("x", "latency")[7] == "FAST 0.500"
+    assert found.row("x", "throughput")[7:] == ["FAST", "2", "a <fast> device", "1970-01-03", "fffffff+"]
+    assert found.row("x", "latency")[7:9] == ["FAST", "0.5"]
     assert [row[1] for row in found.rows if row[0] == "x" and row[1].endswith("+")][:2] == [
         "0123456+",
         "fffffff+",
@@ -89,7 +92,7 @@ def test_two_devices_have_no_common_history(page, tmp_path):
     two = log_folder(tmp_path / "b", repeats("x", VALUES), device="two")
     found = page(one, two)
     assert "History" not in found.headings
-    assert [row[-1] for row in found.rows if row[:2] == ["x", "throughput"]] == ["one", "two"]
+    assert [row[-3] for row in found.rows if row[:2] == ["x", "throughput"]] == ["one", "two"]
 
 
 def test_runs_that_failed_are_shown_with_their_reason(page, tmp_path):
@@ -180,7 +183,7 @@ def test_peers_of_every_shape_become_rows_of_one():
 
 def test_the_comparisons_kept_in_the_repository_can_be_shown(page):
     found = page(REAL)
-    assert found.headings == ["Beside other programs"]
+    assert found.headings[0] == "Beside other programs"
     assert {row[0] for row in found.rows if row[2:3] == ["torch"]} >= {"kernels", "cnn", "recommender", "vcd"}
 
 
@@ -229,6 +232,82 @@ def printed(folder, variant, speeds, start=0.0, **more):
     for place, result in enumerate(results, 1):
         (folder / f"{variant}-{place}").write_text(json.dumps(result))
     return folder
+
+
+@pytest.mark.parametrize("file", sorted(REAL.iterdir()), ids=lambda file: file.name)
+def test_every_result_file_of_the_repository_can_be_shown_with_what_it_measured(file):
+    found = gather_sources([file])
+    page = build_report(found)
+    outline = Outline(page.render())
+    assert not found.left_out and page.headline and outline.headings
+    assert any(re.fullmatch(r"-?[\d,.]+", cell) for row in outline.rows for cell in row)
+
+
+def test_the_headline_and_the_tally_are_of_the_last_measurement_of_each_comparison(tmp_path):
+    def peers(date, ratio):
+        row = {"case": "rnn", "ours_us": 1.0, "torch_us": ratio}
+        ends = {"ratio": ratio, "ratio_low": 0.98 * ratio, "ratio_high": 1.1 * ratio}
+        where = {"platform": "gpu", "device_kinds": ["D"], "commit": f"{date[-2:]}34567890", "dirty": True}
+        document = {"date": date, "environment": where, "family": "kernels", "results": [row | ends]}
+        (tmp_path / f"{date}.json").write_text(json.dumps(document))
+
+    peers("2026-01-01", 0.5)
+    peers("2026-01-02", 2.0)
+    page = build_report(gather_sources([tmp_path]))
+    assert page.tally == {"FAST": 1}
+    assert "faster in 1 of 1 comparison with torch, and slower in 0" in page.headline
+    html = page.render()
+    found = Outline(html)
+    rows = [row for row in found.rows if row[:2] == ["kernels", "rnn"]]
+    assert [row[3] for row in rows] == ["SLOW", "FAST"]
+    assert [row[-2:] for row in rows] == [["2026-01-01", "0134567+"], ["2026-01-02", "0234567+"]]
+    for word, detail in (("SLOW", "01-01 0134567+"), ("FAST", "01-02 0234567+")):  # beside their strips, too
+        assert f'<span class="word {word.lower()}">{word}</span>' in html
+        assert f'class="word {word.lower()}"' in html and detail in html
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (1.01, 3, "FAST"),
+        (0.2, 0.99, "SLOW"),
+        (0.985, 1.019, "SAME"),
+        (0.9, 1.1, "AMBIGUOUS"),
+        (0.97, 1.5, "AMBIGUOUS"),
+        (0.5, 1.01, "AMBIGUOUS"),
+        (2, 2, "AMBIGUOUS"),
+    ],
+)
+def test_the_verdict_on_a_peer_is_that_of_every_round(low, high, word):
+    row = PeerRow("f", "c", "p", 1, 1, "ms", (low + high) / 2, low, high, None, "d", "2026-01-01")
+    assert row.word == word
+
+
+FIGURES = {"items_per_second": 3, "microseconds_per_iteration": 4, "tflops": 5, "gbps": 6, "roofline": 7}
+
+
+def test_every_figure_of_the_roofline_is_the_summarys_median_also_where_the_limits_differ(page, tmp_path):
+    speeds, peaks = [100.0, 400.0, 200.0, 50.0, math.nan], [0.1, 0.4, 0.05, 0.3, 0.2]
+    folder = printed(tmp_path / "a", "rnn", speeds[:4])
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for place, (line, peak) in enumerate(zip(lines, peaks, strict=False), 1):
+        result = json.loads((folder / f"rnn-{place}").read_text())
+        result |= {"microseconds_per_iteration": 1e6 / speeds[place - 1], "gbps": speeds[place - 1] / 7}
+        result["limits"]["peak_tflops"] = peak
+        result["roofline"] = result["tflops"] / peak
+        (folder / f"rnn-{place}").write_text(json.dumps(result))
+        line["metrics"] = {name: {"value": result[name], "unit": ""} for name in FIGURES}
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = page(folder)
+    for name, column in FIGURES.items():
+        told = float(found.row("rnn", name)[2].replace(",", "")) * (100 if name == "roofline" else 1)
+        assert float(found.row("rnn", "m")[column].replace(",", "")) == pytest.approx(told, rel=1e-3), name
+    dot = next(row for row in found.rows if row[0] == "m")  # where it stands in the chart
+    assert float(dot[2]) == pytest.approx(float(found.row("rnn", "tflops")[2]), rel=1e-3)
+
+
+def test_a_repeat_that_is_no_number_counts_neither_in_the_summary_nor_on_the_roofline():
+    assert median_result([{"a": 1.0}, {"a": math.nan}, {"a": 3.0}, {"a": 2.0}]) == {"a": 2.0}
 
 
 @pytest.mark.parametrize("speeds", [[104_648.0, 110_000.0, 40_858.0], [100.0, 400.0, 200.0, 50.0]])

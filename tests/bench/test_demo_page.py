@@ -3,7 +3,7 @@ import re
 
 from demo_results import RESULTS, kernel
 from hotloop.bench.demo_page import build_demo_page
-from hotloop.bench.report import roofline_chart
+from hotloop.bench.roofline import roofline_chart
 
 
 def test_the_page_tells_every_kernel_and_every_part_in_words_and_charts():

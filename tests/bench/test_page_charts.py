@@ -1,12 +1,14 @@
 import math
 import xml.etree.ElementTree as ElementTree
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.bench.page import Axis, Chart, Strip, Strips, choose_ticks, format_number
+from hotloop.bench.axes import FULL, HALF, LETTER, PHONE, Axis, choose_ticks, format_number, format_ticks
+from hotloop.bench.charts import Chart
+from hotloop.bench.strips import Strip, Strips
 
 VALUES = st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=8)
 
@@ -43,6 +45,42 @@ def test_logarithmic_ticks_are_powers_of_ten_and_more_where_there_are_few():
 )
 def test_numbers_read_well(value, text):
     assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.9985, 0.999, 0.9995, 1.0], ["0.9985", "0.9990", "0.9995", "1.0000"]),
+        ([10_000.0, 10_100.0, 10_200.0], ["10.0k", "10.1k", "10.2k"]),
+        ([0.0, 500.0, 1000.0], ["0", "500", "1,000"]),
+        ([0.0, 0.5, 1.0], ["0.0", "0.5", "1.0"]),
+        ([-200.0, -100.0, 0.0], ["-200", "-100", "0"]),
+        ([0.0, 2e6, 4e6], ["0", "2M", "4M"]),
+    ],
+)
+def test_ticks_have_the_digits_that_they_need_and_no_more(values, texts):
+    assert format_ticks(values) == texts
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-2, 1e6), st.integers(1, 6))
+def test_no_two_ticks_say_the_same(low, width, most):
+    texts = format_ticks(choose_ticks(low, low + width, False, most))
+    assert len(set(texts)) == len(texts)
+
+
+@settings(deadline=None)
+@given(VALUES, st.booleans(), st.sampled_from([PHONE, HALF, FULL]))
+def test_ticks_beside_each_other_have_room(values, log, width):
+    root = ElementTree.fromstring(
+        Strips("t", Axis("x", log=log), [Strip("a", *sorted(values[:1] * 3), values)]).render(width)
+    )
+    ticks = sorted(
+        float(t.get("x"))
+        for t in root.iter("text")
+        if t.get("class") == "tick" and t.get("text-anchor") == "middle"
+    )
+    longest = max((len(t.text) for t in root.iter("text") if t.get("class") == "tick"), default=0)
+    assert all(b - a >= 0.5 * LETTER * longest for a, b in pairwise(ticks))
 
 
 @settings(deadline=None)
@@ -87,20 +125,35 @@ def test_points_that_cannot_be_drawn_are_left_out():
 
 def test_the_numbers_of_a_chart_can_be_read_without_it():
     chart = Chart("t", Axis("commit", names=("abc", "def")), Axis("ms"))
-    chart.add("range", [(1, 2.0), (1, 4.0)])
-    chart.add("dotted line", [(1, 3.0), (2, 5.0)], "lstm")
-    assert chart.table() == (["series", "commit", "ms"], [["lstm", "abc", 3.0], ["lstm", "def", 5.0]])
+    chart.add("range", [(1, 2.0), (1, 4.0)], colour=0)
+    chart.add("dotted line", [(1, 3.0), (2, 5.0)], "lstm", 0)
+    columns, (first, second) = chart.table()
+    assert columns == ["series", "commit", "ms", "low", "high"]
+    assert first == ["lstm", "abc", 3.0, 2.0, 4.0]
+    assert second[:3] == ["lstm", "def", 5.0] and all(map(math.isnan, second[3:]))
     assert "abc" in [element.text for element in drawn(chart)[0].iter("text")]
 
 
-def test_notes_at_one_place_do_not_cover_each_other():
+def test_notes_cover_neither_each_other_nor_a_dot_nor_a_line():
     chart = Chart("t", Axis("x"), Axis("y"))
     chart.add("dots", [(0, 0), (1, 1)])
+    chart.add("line", [(0, 0), (1, 1)])
     for name in ("one", "two", "three"):
         chart.note((0, 0), name)
-    notes = [e for e in drawn(chart)[0].iter("text") if e.get("class") == "note"]
-    heights = sorted(float(note.get("y")) for note in notes)
-    assert len(heights) == 3 and all(b - a >= 15 for a, b in pairwise(heights))  # the height of a letter
+    root, *_ = drawn(chart)
+    boxes = [
+        (x := float(note.get("x")), y := float(note.get("y")) - 13, x + LETTER * len(note.text), y + 18)
+        for note in root.iter("text")
+        if note.get("class") == "note"
+    ]
+    dots = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots(root)]
+    (line,) = root.iter("polyline")
+    (x1, y1), (x2, y2) = (map(float, corner.split(",")) for corner in line.get("points").split())
+    along = [(x1 + (x2 - x1) * i / 200, y1 + (y2 - y1) * i / 200) for i in range(201)]
+    assert len(boxes) == 3
+    for a, b in combinations([*boxes, *dots], 2):
+        assert a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] or b[1] >= a[3] or {a, b} <= set(dots)
+    assert not any(a < x < c and b < y < d for a, b, c, d in boxes for x, y in along)
 
 
 def test_a_strip_without_an_end_has_no_box_and_a_long_name_is_whole_in_the_table():

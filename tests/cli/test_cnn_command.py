@@ -362,7 +362,7 @@ def test_the_best_and_the_last_checkpoint_of_a_finished_run_stay_and_can_be_used
 ):
     """Also where both folders are named and are the same, as in the old benchmark."""
     rows = [{"validation_accuracy": accuracy, "samples": TEST} for accuracy in (0.2, 0.4, 0.4)]
-    monkeypatch.setattr("hotloop.families.cnn.train.validation_figures", lambda sums, top: rows.pop(0))
+    monkeypatch.setattr("hotloop.families.cnn.train.validation_figures", lambda sums, top, kind: rows.pop(0))
     kept = tmp_path / "kept" if named else tmp_path / "run" / "checkpoints"
     words = ["--checkpoint-output-dir", kept, "--checkpoint-input-dir", kept] if named else []
     status, result, said = called("train", *toy, *words)
@@ -393,7 +393,7 @@ def test_the_best_and_the_last_checkpoint_of_a_finished_run_stay_and_can_be_used
 
 def test_a_last_checkpoint_that_is_the_best_is_named_once(toy, monkeypatch):
     rows = [{"validation_accuracy": accuracy, "samples": TEST} for accuracy in (0.2, 0.3, 0.4)]
-    monkeypatch.setattr("hotloop.families.cnn.train.validation_figures", lambda sums, top: rows.pop(0))
+    monkeypatch.setattr("hotloop.families.cnn.train.validation_figures", lambda sums, top, kind: rows.pop(0))
     status, _, said = called("train", *toy)
     assert status == 0 and "of 3 checkpoints the last (step 18), which is the best, stays in" in said
 

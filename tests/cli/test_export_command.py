@@ -96,7 +96,7 @@ def test_what_cannot_be_is_one_line(model, tmp_path, capsys):
         (*TOY, "-o", new, "--ladder", "0,1"): "--ladder 0 1: must be at least 1",
         (*TOY, "-o", new, "--ladder", "1,2", "--max-batch", "4"): "--max-batch 4: --ladder ends with 2",
         (*TOY, "-o", new, "--top", "11"): "--top 11: there are only 10 classes",
-        (*TOY, "-o", new, "--best"): "--best and --step choose a checkpoint: they need RUN",
+        (*TOY, "-o", new, "--best"): "--best, --step and --weights choose what a run has: they need RUN",
         (run, "-o", new, "--best", "--step", "3"): "--step 3: --best chooses the step",
         (run, "-o", new, "--precision", "32.32"): "--precision: RUN",
         (run, "-o", new, "--config", "resnet50_infer_bs16"): "--config resnet50_infer_bs16: RUN",

@@ -88,6 +88,14 @@ def test_every_type_comes_back_bit_for_bit(tmp_path):
         assert bits(old) == bits(new)
 
 
+def test_a_folder_may_have_any_name(tmp_path):
+    name = r"run [3, a] {b} *? \d 'e' ü"
+    saved(tmp_path / name)
+    with Checkpoints(tmp_path / name) as checkpoints:
+        assert weight(checkpoints.restore(small_state())) == 2
+        assert checkpoints.steps() == [1, 2]
+
+
 def test_plain_numbers_position_and_metrics_come_back(tmp_path):
     state = {"n": 2**40, "x": 0.1, "on": True}
     with Checkpoints(tmp_path) as checkpoints:

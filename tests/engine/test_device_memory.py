@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.engine import device as devices
-from hotloop.engine import loop
-from hotloop.engine.device import may_have_accelerator, peak_bytes, reserve, setup
+from hotloop.engine import loop, malloc
+from hotloop.engine.device import may_have_accelerator, peak_bytes, setup
+from hotloop.engine.malloc import reserve
 
 PROGRAM = """
 import ctypes, resource, sys
-from hotloop.engine.device import keep_freed
+from hotloop.engine.malloc import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 def faults():
@@ -44,7 +45,7 @@ def test_a_block_that_was_freed_is_not_mapped_anew():
 
 THREAD = """
 import resource, sys, threading
-from hotloop.engine.device import keep_freed
+from hotloop.engine.malloc import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 def fill():
@@ -67,7 +68,7 @@ def test_a_large_block_of_another_thread_is_kept_too():
 
 RESERVED = """
 import sys
-from hotloop.engine.device import keep_freed, reserve
+from hotloop.engine.malloc import keep_freed, reserve
 assert keep_freed()
 size = 100 * 2**20
 if sys.argv[1] == "reserve":
@@ -89,7 +90,8 @@ def test_a_reserved_block_is_in_huge_pages():
 
 SIZES = """
 import sys
-from hotloop.engine.device import keep_freed, peak_bytes, reserve
+from hotloop.engine.device import peak_bytes
+from hotloop.engine.malloc import keep_freed, reserve
 assert keep_freed()
 before = peak_bytes()
 for size in (-1, 0, 1, 4 * 2**20 - 1, 4 * 2**20, 3 * 2**30, 2**62, 2**63 - 1):
@@ -117,11 +119,17 @@ def test_what_is_advised_lies_within_the_block_in_whole_pages_and_the_block_is_f
 
         return call
 
-    with mock.patch.object(devices, "_c_function", function):
+    with (
+        mock.patch.object(malloc, "_c_function", function),
+        mock.patch.object(malloc, "_memory", lambda: 2**33),
+    ):
         reserve(size)
     if size < 4 * 2**20:
         assert calls == []
         return
+    size *= 4 if size <= 2**29 else 1  # four of them in a quarter of the memory
+    if calls[0][0] == "mallopt":  # whether it is: below
+        calls = calls[1:]
     (_, asked), (_, start, length, _), freed = calls
     assert (asked, freed) == (size, ("free", block))
     assert start % 2**21 == length % 2**21 == 0
@@ -129,9 +137,55 @@ def test_what_is_advised_lies_within_the_block_in_whole_pages_and_the_block_is_f
     assert length > size - 2 * 2**21
 
 
+@pytest.mark.parametrize(
+    ("mebibytes", "gibibytes", "is_kept"),
+    [(511, 64, False), (512, 64, True), (4096, 64, True), (4097, 64, False), (512, 7, False), (512, 8, True)],
+)
+def test_all_is_kept_where_several_calls_temporaries_are_large_and_fit_in_a_quarter_of_the_memory(
+    monkeypatch, mebibytes, gibibytes, is_kept
+):
+    told = mock.Mock()
+    monkeypatch.setattr(malloc, "_memory", lambda: gibibytes * 2**30)
+    monkeypatch.setattr(
+        malloc, "_c_function", lambda name: told if name == "mallopt" else mock.Mock(return_value=0)
+    )
+    reserve(mebibytes * 2**20)
+    assert told.call_args_list == ([mock.call(-1, -1)] if is_kept else [])  # M_TRIM_THRESHOLD, never
+
+
+LARGE = """
+import ctypes, resource, sys
+from hotloop.engine import malloc
+assert malloc.keep_freed()
+malloc._memory = lambda: 2**40
+size, libc = 700 * 2**20, ctypes.CDLL(None)
+if sys.argv[1] == "reserve":
+    malloc.reserve(size)
+libc.malloc.restype = ctypes.c_void_p
+def take():
+    block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(size)))
+    for page in range(0, size, 4096 * 16):  # a few pages are enough to count
+        ctypes.c_char.from_address(block.value + page).value = 1
+    return block
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for block in [take() for _ in range(4)]:
+        libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_four_large_blocks_that_were_freed_are_not_mapped_anew():
+    assert number_from(LARGE, "reserve") < number_from(LARGE, "plain") / 10
+
+
 def test_nothing_is_advised_where_there_is_no_memory():
-    functions = {"malloc": mock.Mock(return_value=None), "free": mock.Mock(), "madvise": mock.Mock()}
-    with mock.patch.object(devices, "_c_function", functions.get):
+    names = "malloc", "free", "madvise", "mallopt"
+    functions = {name: mock.Mock(return_value=None) for name in names}
+    with mock.patch.object(malloc, "_c_function", functions.get):
         reserve(2**40)
     assert functions["malloc"].called
     assert not functions["free"].called and not functions["madvise"].called

@@ -67,7 +67,8 @@ def test_every_log_averages_every_update_since_the_last(run: Run) -> None:
 def test_events_come_in_order_and_the_compilation_is_one_of_its_own(run: Run, tmp_path: Path) -> None:
     plan = Plan.for_updates(6, log_every=3, validate_every=6, checkpoint_every=6)
     with Checkpoints(tmp_path / "steps") as checkpoints:
-        drive(walking(plan), plan, START, run, checkpoints, validate=lambda state: {"at": int(state["step"])})
+        program = walking(plan, loop="while")
+        drive(program, plan, START, run, checkpoints, validate=lambda state: {"at": int(state["step"])})
     told = [(e["event"], e["update"]) for e in read_events(run.path)]
     assert told == [
         ("start", 0),
@@ -234,10 +235,27 @@ def test_what_calls_leave_over_is_compiled_while_blocks_run(run: Run) -> None:
         same_tree(state, drive(walking(plan, loop="while"), plan, START, other), "blocks")
 
 
+@pytest.mark.parametrize("loop", ["while", "blocks"])
+def test_throughput_leaves_out_what_the_first_record_takes(run: Run, loop: str, monkeypatch) -> None:
+    """Libraries that keep records are imported there, while the next piece runs."""
+    keep = run.event
+
+    def slow_event(kind: str, **figures: Any) -> None:
+        keep(kind, **figures)
+        if kind == "first_update":
+            time.sleep(0.5)
+
+    monkeypatch.setattr(run, "event", slow_event)
+    plan = Plan.for_updates(40, log_every=20)
+    drive(walking(plan, loop=loop), plan, START, run)
+    first, second = events(run, "log")
+    assert min(first["throughput"], second["throughput"]) > 20 * BATCH / 0.25
+
+
 def test_the_first_update_is_on_record_with_what_came_before_it(run: Run) -> None:
     plan = Plan.for_updates(6, log_every=3)
     startup.end_part("weights")
-    program = walking(plan)
+    program = walking(plan, loop="while")
     drive(program, plan, START, run)
     (first,), (compiled,) = events(run, "first_update"), events(run, "compile")
     assert (first["update"], first["updates"]) == (1, 1)

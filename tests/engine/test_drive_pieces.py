@@ -1,10 +1,13 @@
 """Pieces tile every call, tend to half a second, and where each size costs a compilation there are few sizes."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.engine.drive import TARGET_SECONDS, Pieces
+from hotloop.engine.drive import TARGET_SECONDS, Landing, Pieces
 
 
 def dispatch(pieces: Pieces, calls: list[int], seconds_per_update: float) -> list[int]:
@@ -74,3 +77,28 @@ def test_what_a_longer_size_leaves_is_made_of_sizes_that_exist() -> None:
     first = made[0]
     assert all(size % first == 0 for size in made)
     assert max(made) >= 250
+
+
+def test_a_piece_lands_when_it_is_done_not_when_it_is_asked_for() -> None:
+    """Whoever sends the next piece may be kept until most of that has run."""
+
+    class Piece(dict[str, object]):
+        def wait(self) -> None:
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(1) as watcher:
+        sent = time.perf_counter()
+        landing = Landing(Piece(), watcher)  # type: ignore[arg-type]
+        time.sleep(0.4)
+        assert 0.05 <= landing.wait() - sent < 0.3
+
+
+def test_what_goes_wrong_on_the_device_is_raised_where_a_piece_is_waited_for() -> None:
+    class Piece(dict[str, object]):
+        def wait(self) -> None:
+            raise RuntimeError("out of memory")
+
+    with ThreadPoolExecutor(1) as watcher:
+        landing = Landing(Piece(), watcher)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            landing.wait()

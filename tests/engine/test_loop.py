@@ -341,3 +341,16 @@ def test_calls_of_native_kernels_are_counted_by_name(monkeypatch):
     assert count_native_calls(Lowered()) == {}
     monkeypatch.setitem(sys.modules, "hotloop_native", object())
     assert count_native_calls(Lowered()) == {"hotloop_a": 2, "hotloop_b": 1}
+
+
+def test_a_copy_of_a_state_is_one_program_and_shares_nothing():
+    shared = jnp.arange(5.0)
+    state = {"a": shared, "b": [shared, jnp.ones((2, 3))], "key": jax.random.key(3)}
+    before = looping._copy_together._cache_size()
+    copied = copy_state(state)
+    assert looping._copy_together._cache_size() == before + 1
+    same_tree(copied, state, "copy")
+    arrays = [*jax.tree.leaves({**state, "key": 0})[:-1], *jax.tree.leaves({**copied, "key": 0})[:-1]]
+    assert (
+        len({array.unsafe_buffer_pointer() for array in arrays}) == 5
+    )  # `shared` is there twice before the copy

@@ -347,6 +347,12 @@ def test_clipping_comes_after_l2_and_before_the_momentum():
     )
 
 
+def test_a_decay_beside_adamw_takes_the_place_of_its_own():
+    weights, gradients = {"kernel": np.ones((2, 2), np.float32)}, {"kernel": np.zeros((2, 2), np.float32)}
+    found = trained(make("adamw", {}, weight_decay=0.1), weights, [gradients], (0.5,))
+    np.testing.assert_allclose(found["kernel"], 1 - 0.5 * 0.1, rtol=1e-6)
+
+
 def test_muon_makes_the_steps_of_matrices_orthogonal_and_a_convolution_is_a_matrix_too():
     """Every singular value of the step is about the same; what is no matrix moves as by Adam."""
     draw, sizes = np.random.default_rng(1).normal, np.array([1.0, 4.0, 16.0])

@@ -33,13 +33,13 @@ def test_states_and_metrics_do_not_depend_on_how_many_are_written_out(unroll):
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
 
 
-def test_accelerators_have_loops_of_built_in_length_unless_blocks_are_asked_for(monkeypatch):
+def test_accelerators_have_blocks_unless_loops_of_built_in_length_are_asked_for(monkeypatch):
     monkeypatch.setattr(loop, "platform", lambda: "gpu")
     monkeypatch.delenv("HOTLOOP_LOOP", raising=False)
     make = partial(Program, lambda state, batch, key: (state, {}), Resident({"x": np.zeros(8)}, 4), 2, None)
-    assert make().loop == "scan"
-    monkeypatch.setenv("HOTLOOP_LOOP", "blocks")
     assert make().loop == "blocks"
+    monkeypatch.setenv("HOTLOOP_LOOP", "scan")
+    assert make().loop == "scan"
     monkeypatch.setenv("HOTLOOP_LOOP", "block")
     with pytest.raises(OptionError, match="HOTLOOP_LOOP=block: must be scan or blocks"):
         make()

@@ -21,6 +21,10 @@ STEP = 0.4
 ONE, ALL = 3e-3, 1e-2
 """Of the largest value. A rounding to float16 is 5e-4; five leapfrogs of a few roundings each stay under the first for
 one iteration; chains that follow each other for eight may part a little further."""
+PARTED = 0.01
+"""Of chains in an iteration: a chance within rounding of its uniform number may be decided otherwise, and parts two
+chains for good. Rounding alone, with float32 products on a CPU, parts 0.5 % of 3,072 chains in one iteration, and 5.1 %
+of 512, 5.2 % of 1,024 and 5.5 % of 3,072 in eight."""
 
 
 def make_decoder(options):
@@ -65,9 +69,8 @@ def chains(batch, iterations, sampler):
 )
 def test_chains_are_those_of_float32_products(batch, iterations):
     ours, exact = (chains(batch, iterations, sampler) for sampler in ("hopper", "plain"))
-    # A chance within rounding of its uniform number may be decided otherwise, and parts two chains for good.
     same = np.abs(ours.end.position - exact.end.position).max(1) < 0.1
-    assert same.mean() > 0.97
+    assert (~same).sum() <= 1 + PARTED * iterations * batch
     for mine, right in zip(ours.end, exact.end, strict=True):
         bound = (ONE if iterations == 1 else ALL) * np.abs(right).max()
         assert np.abs(mine - right)[same].max() < bound

@@ -36,7 +36,7 @@ def install(
     """The package is there, works, and takes this long; the list gets the shapes that were measured."""
     measured: list[Any] = []
 
-    def time_both(plain: Any, rival: Any, forms: Any, margin: float) -> Times:
+    def time_both(plain: Any, rival: Any, forms: Any, margin: float, prepare: Any) -> Times:
         measured.append([form.shape for form in forms])
         return Times(plain_ms, native_ms)
 

@@ -1,4 +1,5 @@
-"""The gradient of max pooling as a CPU computes it: against the built-in one, with equal values everywhere."""
+"""The gradients of max pooling as a CPU and a GPU compute them: against the built-in one, with equal values
+everywhere."""
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,20 @@ def compare_with_built_in(shape, size, stride, padding, values=None):
         x = generator.integers(0, values, shape) if values else generator.permutation(np.prod(shape))
         x = jnp.asarray(x.reshape(shape), np.float64)
         dy = jnp.asarray(generator.normal(size=conv._of_windows(x, size, stride, padding).shape))
-        both = [
-            jax.jit(lambda x, dy, form=form: form(x, dy, size=size, stride=stride, padding=padding))(x, dy)
-            for form in (conv._gradient_by_phases, conv._gradient_of_windows)
-        ]
-        np.testing.assert_allclose(*both, rtol=1e-13, atol=1e-13)
-        assert np.abs(both[1]).max() > 0
+        found = {}
+        for path in ("default", "phases", conv.PLACES):
+
+            @jax.jit
+            def pool(x, dy):
+                y, back = jax.vjp(lambda x: conv.max_pool(x, size, stride, padding), x)
+                return y, *back(dy)
+
+            with force_path(path):
+                found[path] = pool(x, dy)
+        for path in ("phases", conv.PLACES):
+            np.testing.assert_array_equal(found[path][0], found["default"][0])
+            np.testing.assert_allclose(found[path][1], found["default"][1], rtol=1e-13, atol=1e-13)
+        assert np.abs(found["default"][1]).max() > 0
 
 
 @pytest.mark.parametrize("values", [None, 3], ids=["all different", "equal ones"])
@@ -50,11 +59,12 @@ def test_windows_of_more_places_than_a_byte_counts_find_theirs():
     compare_with_built_in((1, 18, 17, 1), 17, 1, 0)
 
 
-def test_of_equal_largest_values_nothing_is_lost():
+@pytest.mark.parametrize("path", ["phases", conv.PLACES])
+def test_of_equal_largest_values_nothing_is_lost(path):
     x = np.zeros((1, 4, 4, 1), np.float32)
     x[0, 0, 0] = x[0, 0, 1] = 2
     dy = np.float32([[[[6.0], [0.5]], [[0.25], [1.0]]]])
-    with force_path("phases"):
+    with force_path(path):
         found = jax.grad(lambda x: (conv.max_pool(x, 3, 2, 1) * dy).sum())(jnp.asarray(x))[0, :, :, 0]
     # Window (0, 0) holds both 2s, window (0, 1) the second of them, the others zeros alone.
     assert (found[0, 0], found[0, 1]) == (6.0, 0.5)

@@ -64,7 +64,9 @@ def test_a_rivals_own_margin_is_that_of_its_measured_times(
     monkeypatch.setattr(
         kernel_table,
         "time_both",
-        lambda plain, rival, forms, margin: kernel_table.compare_calls(lambda _: 0.8, lambda _: 1.0, margin),
+        lambda plain, rival, forms, margin, prepare: kernel_table.compare_calls(
+            lambda _: 0.8, lambda _: 1.0, margin
+        ),
     )
     operation = make_operation(margin=margin)
     forms = [jax.ShapeDtypeStruct((2, 2), jnp.float32)] * 2

@@ -10,7 +10,7 @@ import pytest
 
 from hotloop import hmc
 from hotloop.errors import MissingExtra, OptionError
-from hotloop.mcmc import adaptation, sampler
+from hotloop.mcmc import adaptation, sampler, target
 
 KEY = jax.random.key(0)
 COVARIANCE = np.array([[4.0, 1.2, 0.0], [1.2, 0.5, 0.1], [0.0, 0.1, 0.01 + 0.1]])
@@ -253,3 +253,16 @@ def test_a_result_is_arviz_tree_where_that_is_installed(many) -> None:
     assert tree["posterior"]["b.0"].shape == (64, 200, 2)
     np.testing.assert_array_equal(tree["posterior"]["a"], many.samples["a"])
     assert set(tree["sample_stats"]) == {"lp", "acceptance_rate", "diverging", "n_steps", "step_size"}
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [(None, "HIGHEST"), ("tensorfloat32", "HIGH"), ("default", "")]
+)
+def test_products_of_the_density_are_in_full_unless_jax_was_told_otherwise(told, expected) -> None:
+    """By the program: only a card would show another density."""
+    with jax.default_matmul_precision(told):
+        layout = target.layout_of(START)
+        gradient = jax.jit(target.over_columns(tilted, layout)).lower(target.abstract((3, 5), jnp.float32))
+    found = set(re.findall(r"precision = \[(\w+), \w+\]", gradient.as_text()))
+    assert "dot_general" in gradient.as_text()
+    assert found <= {expected, "DEFAULT"} and (expected in found or not expected)

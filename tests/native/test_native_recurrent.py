@@ -55,16 +55,24 @@ class Sequence:
         h, c = (*states, EMPTY)[:2]
         return h, c
 
-    def run(self, target, *more_shapes, c_shape):
+    def packed(self):
+        size = (
+            (self.input_kernel.shape[0] + self.h_shape[2]) * GATES[self.cell] * -(-self.h_shape[2] // 32) * 32
+        )
+        return call("recurrent_pack", [(size,)], self.input_kernel, self.kernel, cell=np.int64(self.cell))[0]
+
+    def run(self, target, *more_shapes, c_shape, more_arrays=()):
         state = self.of(self.state) if self.has_state else (EMPTY, EMPTY)
         bias = self.bias if self.cell == RESET_AFTER else EMPTY
         shapes = [self.h_shape, c_shape if self.cell == LSTM else (0,), *more_shapes]
         inputs = (self.x, self.input_kernel, self.input_bias)
-        return call(target, shapes, *inputs, self.kernel, bias, *state, cell=np.int64(self.cell))
+        return call(
+            target, shapes, *inputs, self.kernel, bias, *state, *more_arrays, cell=np.int64(self.cell)
+        )
 
     def infer(self):
         """Every output, and the last c."""
-        return self.run("recurrent_infer", c_shape=self.h_shape[1:])
+        return self.run("recurrent_infer_packed", c_shape=self.h_shape[1:], more_arrays=(self.packed(),))
 
     def gradients(self):
         """Outputs, and the gradients of the input sums, the weights and the first state."""
@@ -241,13 +249,32 @@ def test_sizes_that_do_not_fit_are_refused():
     sequence.cell = 9
     refused(
         "no such cell",
-        lambda: call("recurrent_infer", [(2, 2, 8), (0,)], *infer_operands(sequence), cell=np.int64(9)),
+        lambda: call(
+            "recurrent_infer_packed", [(2, 2, 8), (0,)], *infer_operands(sequence), cell=np.int64(9)
+        ),
+    )
+    refused(
+        "no such cell", lambda: call("recurrent_pack", [(9,)], *draw(0, (2, 2), (2, 2)), cell=np.int64(-1))
+    )
+    refused(
+        "packed weights", lambda: call("recurrent_pack", [(9,)], *draw(0, (2, 2), (2, 2)), cell=np.int64(0))
+    )
+    refused(
+        "sizes of a sequence",
+        lambda: call("recurrent_pack", [(999,)], *draw(0, (2, 3), (2, 2)), cell=np.int64(0)),
+    )
+    sequence.cell = RESET_AFTER
+    refused(
+        "packed weights",
+        lambda: call(
+            "recurrent_infer_packed", [(2, 2, 8), (0,)], *infer_operands(sequence), cell=np.int64(RESET_AFTER)
+        ),
     )
 
 
 def infer_operands(sequence):
     inputs = (sequence.x, sequence.input_kernel, sequence.input_bias)
-    return *inputs, sequence.kernel, sequence.bias, EMPTY, EMPTY
+    return *inputs, sequence.kernel, sequence.bias, EMPTY, EMPTY, EMPTY
 
 
 def test_threads_at_once_have_the_numbers_of_one_after_another():
@@ -294,3 +321,24 @@ def test_memory_does_not_grow_over_many_calls():
 @pytest.mark.parametrize("isa", ["avx2", "baseline"])
 def test_older_processors_have_the_same_mathematics(isa):
     child(OLDER, HOTLOOP_NATIVE_ISA=isa)
+
+
+@pytest.mark.parametrize("cell", ["gru", "gru_reset_after", "lstm"])
+def test_a_loop_packs_weights_that_it_does_not_change_once_before_it(cell):
+    layer, init = getattr(recurrent, cell), getattr(recurrent, f"init_{cell}")
+    params, x = init(jax.random.key(0), 16, 32), draw(0, (5, 1, 16))[0]
+
+    def steps(params, x):
+        return jax.lax.fori_loop(0, 7, lambda _, x: x + layer(params, x)[0][:, :, :16], x)
+
+    with force_path("native"):
+        lines = jax.jit(steps).lower(params, x).compile().as_text().splitlines()
+    bodies = {line.split("body=%")[1].split(",")[0] for line in lines if " while(" in line}
+    computation, calls = "", {}
+    for line in lines:
+        if line.endswith("{") and not line.startswith(" "):
+            computation = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0]
+        for target in ("hotloop_recurrent_pack", "hotloop_recurrent_infer_packed"):
+            if f'custom_call_target="{target}"' in line:
+                calls[target] = computation in bodies
+    assert calls == {"hotloop_recurrent_pack": False, "hotloop_recurrent_infer_packed": True}

@@ -163,7 +163,10 @@ def test_metadata(client):
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
         "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 3]}],
     }
-    assert client.get("/v2/models/image/versions/1").json()["parameters"] == {"classes": ["cat", "dog"]}
+    assert client.get("/v2/models/image/versions/1").json()["parameters"] == {
+        "classes": ["cat", "dog"],
+        "kind": "image",
+    }
     assert client.get("/v2/models/rows/versions/1/ready").json() == {"name": "rows", "ready": True}
     assert len(client.post("/v2/repository/index").json()) == 4
 
@@ -388,12 +391,24 @@ def test_a_full_queue_is_a_429_with_the_time_to_come_back():
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
 
 
+def test_the_page_is_made_of_its_own_files_and_no_other_is_given(client):
+    for name, kind in (("", "text/html"), ("page/page.css", "text/css"), ("page/main.js", "text/javascript")):
+        answer = client.get(f"/{name}")
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        assert "unsafe" not in answer.headers["content-security-policy"]
+    for name in ("app.py", "%2e%2e%2fapp.py", "__init__.py", "page"):
+        assert client.get(f"/page/{name}").status_code == 404
+    assert client.get("/page/titles.json").json() == {}
+
+
 def test_without_the_token_all_but_health_is_a_401():
     served = Served(token=b"secret")
     with served.client as client:
         assert client.get("/v2/health/live").status_code == client.get("/v2/health/ready").status_code == 200
         for address in (
             "/",
+            "/page/main.js",
+            "/page/titles.json",
             "/v2",
             "/metrics",
             "/v2/models/rows",
@@ -410,7 +425,7 @@ def test_without_the_token_all_but_health_is_a_401():
         assert client.get("/v2", auth=("anybody", "secret")).status_code == 200
         assert client.get("/v2", auth=("secret", "")).status_code == 401
         text = client.get("/metrics", auth=("anybody", "secret")).text
-    assert 'hotloop_requests_total{model="",status="401",version=""} 10.0' in text
+    assert 'hotloop_requests_total{model="",status="401",version=""} 12.0' in text
     assert not any("secret" in line for line in served.lines)
 
 

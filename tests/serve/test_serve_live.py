@@ -6,6 +6,7 @@ import http.client
 import io
 import json
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -383,6 +384,7 @@ def test_what_cannot_be_served_is_one_line_before_anything_is_loaded(models, tmp
                 f"--grpc-port {port}: cannot listen on 127.0.0.1 (Address already in use); choose another, 0 for a",
             ),
             ([tmp_path / "none"], "no such folder"),
+            ([models, "--titles", secret], "no '|', '::', TAB or comma; expected an id and a title"),
             ([tmp_path / "other" / "small" / "1"], "no model is in it"),
             ([models, "--port", 65001, "--grpc-port", 65001], "--grpc-port 65001: is the --port of HTTP"),
             ([models, other], "the model small is also in"),
@@ -430,3 +432,14 @@ def test_a_body_that_has_not_come_when_the_grace_ends_is_refused_and_no_lost_req
         assert served.stop() == (0, "")
         answer = raw.recv(10_000)
         assert answer.startswith(b"HTTP/1.1 503 ") and b"the server is ending" in answer
+
+
+def test_the_program_of_the_page_about_serving_asks_a_server(tmp_path, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "serve.md").read_text()
+    [program] = re.findall("```python\n(.*?)```", page, re.DOTALL)
+    folder = tmp_path / "models"
+    write_uncompared(folder, small_image())
+    with ServedProcess(folder) as served:
+        images = np.zeros((2, 8, 8, 3), np.uint8)
+        exec(program.replace(":8000", f":{served.port}"), {"images": images})  # noqa: S102
+    assert "image" in capsys.readouterr().out

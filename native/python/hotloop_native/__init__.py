@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-VERSION = "0.3.1"
+VERSION = "0.4.2"
 __version__ = VERSION
 
 TARGETS = (
@@ -21,7 +21,8 @@ TARGETS = (
     "hotloop_conv_kernel_gradient",
     "hotloop_norm_forward",
     "hotloop_norm_backward",
-    "hotloop_recurrent_infer",
+    "hotloop_recurrent_pack",
+    "hotloop_recurrent_infer_packed",
     "hotloop_recurrent_forward",
     "hotloop_recurrent_backward",
     "hotloop_tied_forward",

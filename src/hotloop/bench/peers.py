@@ -9,20 +9,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hotloop.bench.page import COLOURS, Axis, CaptionedChart, Page, Strip, Strips
+from hotloop.bench.axes import Axis
+from hotloop.bench.page import Page, Word
 from hotloop.bench.record import group_by, is_number, is_positive
+from hotloop.bench.strips import Strip, Strips
 from hotloop.errors import DataError, MissingExtra
 from hotloop.options.files import parse_json
 
 REPORT_COLUMNS = (
-    *("family", "case", "peer", "hotloop", "the peer", "unit"),
-    *("times as fast", "lowest–highest", "floor", "device", "date"),
+    *("family", "case", "peer", "verdict", "times as fast", "lowest–highest"),
+    *("hotloop", "the peer", "unit", "floor", "device", "date", "commit"),
 )
+ALIKE = 0.02  # by which all rounds may differ and are the same
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("kernels", "recommender", "cnn", "estimator"), ("torch",)),
@@ -50,6 +54,17 @@ class PeerRow(NamedTuple):
     floor: float | None
     device: str
     date: str
+    commit: str = ""
+
+    @property
+    def word(self) -> str:
+        """FAST or SLOW: so in every round. SAME: in every round within 2 %. AMBIGUOUS: the rounds disagree, or their
+        range is not known."""
+        if self.low == self.high:
+            return "AMBIGUOUS"
+        if self.low >= 1 / (1 + ALIKE) and self.high <= 1 + ALIKE:
+            return "SAME"
+        return "FAST" if self.low > 1 else "SLOW" if self.high < 1 else "AMBIGUOUS"
 
 
 def is_peer_document(document: Any) -> bool:
@@ -60,13 +75,9 @@ def is_peer_document(document: Any) -> bool:
 
 def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
     """The rows of one document; `name` is its file's, without the ending."""
-    where, device, results = document.get("environment"), "unknown", result_rows(document)
-    if isinstance(where, Mapping):
-        kinds = where.get("device_kinds")
-        device = str(kinds[0]) if isinstance(kinds, list) and kinds else device
-        if where.get("platform") == "cpu":
-            device = f"{where.get('cpu', 'CPU')}, {where.get('cores', '?')} cores"
+    device, results = describe_device(document) or "unknown", result_rows(document)
     date = str(document.get("date") or name[:10])
+    commit = describe_commit(document)
     words = [word for word in name.split("_") if not re.fullmatch(r"[\d-]+", word)] or [name]
     own = {_case(row): row for row in reversed(results) if row.get("side") == "ours"}
     rows = []
@@ -89,8 +100,27 @@ def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
         low, high = map(float, ends)
         ours, theirs, floor = map(number_or_none, (*times, row.get("floor")))
         numbers = (ours, theirs, unit, ratio, low, high, floor)
-        rows.append(PeerRow(family, case, peer, *numbers, device, date))
+        rows.append(PeerRow(family, case, peer, *numbers, device, date, commit))
     return rows
+
+
+def describe_device(document: Mapping[str, Any]) -> str:
+    """The device that a document's environment names, a CPU with its cores; "" if unknown."""
+    where = document.get("environment")
+    if not isinstance(where, Mapping):
+        return ""
+    if where.get("platform") == "cpu":
+        return f"{where.get('cpu', 'CPU')}, {where.get('cores', '?')} cores"
+    kinds = where.get("device_kinds")
+    return str(kinds[0]) if isinstance(kinds, list) and kinds else ""
+
+
+def describe_commit(document: Mapping[str, Any]) -> str:
+    """The commit that a document's results are of, short, with a + where the tree had changes; "" if unknown."""
+    where = document.get("environment")
+    source = document if document.get("commit") else where if isinstance(where, Mapping) else {}
+    said = str(source.get("commit") or "").split(" ")[0]
+    return f"{said[:7]}{'+' if said and source.get('dirty') else ''}"
 
 
 def result_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,26 +138,38 @@ def _case(row: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *(kind for kind in kinds[:1] if kind)])
 
 
+def latest_rows(rows: Sequence[PeerRow]) -> list[PeerRow]:
+    """Of what was measured more than once, the last."""
+    ordered = sorted(rows, key=lambda row: row.date)
+    return list({(row.family, row.case, row.peer, row.device): row for row in ordered}.values())
+
+
 def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
     page.section(
         "Beside other programs",
         "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "
-        "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round.",
+        "ratios, and a box from the lowest to the highest round. Right of the line hotloop is faster. FAST and SLOW: "
+        "so in every round; SAME: within 2 % in every round; AMBIGUOUS: the rounds disagree.",
     )
-    charts: list[CaptionedChart] = []
     axis = Axis("times as fast as the peer", log=True)
-    for title, shown in group_by(rows, lambda row: f"{row.family} on {row.device}").items():
-        peers, strips = list(dict.fromkeys(row.peer for row in shown)), []
-        for row in shown:
-            name, colour = f"{row.case} · {row.peer}", peers.index(row.peer) % COLOURS
-            strips.append(Strip(name, row.low, row.ratio, row.high, colour=colour))
-        charts.append((Strips(title, axis, strips, at=1.0), f"{title}."))
-    page.charts(charts)
+    for (family, device), shown in group_by(rows, lambda row: (row.family, row.device)).items():
+        often = Counter((row.case, row.peer) for row in shown)
+        strips = []
+        for row in sorted(shown, key=lambda row: row.date):
+            # What was measured more than once is told apart by when, and by what.
+            detail = f"{row.date[5:]} {row.commit}".strip() if often[row.case, row.peer] > 1 else ""
+            name = f"{row.case} · {row.peer}"
+            strips.append(Strip(name, row.low, row.ratio, row.high, detail=detail, word=row.word))
+        strips.sort(key=lambda strip: strip.name)
+        days = sorted({row.date for row in shown})
+        when = f"Measured on {days[0]}." if len(days) < 2 else f"Measured from {days[0]} to {days[-1]}."
+        page.charts([(Strips(f"{family} on {device}", axis, strips, at=1.0), when)])
     cells = []
     for row in rows:
-        numbers = (row.ours, row.theirs, row.unit, row.ratio, f"{row.low:.3g}–{row.high:.3g}", row.floor)
-        cells.append((row.family, row.case, row.peer, *numbers, row.device, row.date))
-    page.table(REPORT_COLUMNS, cells)
+        ratio = (Word(row.word), row.ratio, f"{row.low:.3g}–{row.high:.3g}")
+        numbers = (row.ours, row.theirs, row.unit, row.floor)
+        cells.append((row.family, row.case, row.peer, *ratio, *numbers, row.device, row.date, row.commit))
+    page.table(REPORT_COLUMNS, cells, "Comparisons with peers")
 
 
 def check_programs(families: Sequence[str]) -> None:

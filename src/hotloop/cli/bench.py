@@ -18,8 +18,8 @@ from hotloop.errors import OptionError
 from hotloop.options import argument, option, positive
 
 REPORT_EPILOG = """RESULTS are log folders of `hotloop bench run` (several make a history), files that `hotloop kernel`,
-`hotloop devices` or `hotloop demo` print with --json (for the roofline), comparisons with peers, or a folder of
-such files."""
+`hotloop devices` or `hotloop demo` print with --json (for the roofline), comparisons with peers, other results that say
+when, where or of what they are, or a folder of such files."""
 PEERS_EPILOG = """A ratio is the other program's time over ours: 2 is twice as fast as it. All sides take turns,
 round after round; the range is that of the rounds. The status is 1 when a ratio is below its floor or a comparison
 failed. Use a quiet machine; it takes a while. The file can be shown with `hotloop bench report`."""
@@ -43,7 +43,13 @@ def run_report(config: BenchReport, context: Context) -> Result:
     path = build_report(found, config.title).write(config.output)
     context.say(f"page: {path}")
     kernels = sum(map(len, found.kernels.values()))
-    return {"page": str(path), "runs": len(found.runs), "kernels": kernels, "peers": len(found.peers)}
+    counts = {
+        "runs": len(found.runs),
+        "kernels": kernels,
+        "peers": len(found.peers),
+        "others": len(found.others),
+    }
+    return {"page": str(path), **counts}
 
 
 @dataclass(frozen=True)

@@ -129,11 +129,14 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
                     f"{microseconds:>10,.1f} us {share:>6.1f} % of the roofline"
                 )
                 bar.advance()
-        # (updates in one call, updates a second) of the same training
+        # of the same training: updates in one call, updates a second, and those at the time's 90th and 10th percentile
         bar.update("the hot loop")
         for updates in UPDATES_PER_CALL:
             chosen = replace(HOT_LOOP, batches_per_step=updates, steps=max(3, 100 // updates))
-            results["hot_loop"].append((updates, bench.run(chosen, device, console)["items_per_second"]))
+            timed = bench.run(chosen, device, console)
+            rate, seconds = timed["items_per_second"], timed["seconds"]
+            ends = (rate * seconds["median"] / seconds[end] for end in ("p90", "p10"))
+            results["hot_loop"].append((updates, rate, *ends))
             bar.advance()
         context.say(LINES["hot_loop"](results["hot_loop"]))
         for name, part in parts.items():

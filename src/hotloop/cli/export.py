@@ -1,6 +1,5 @@
 """`hotloop export`: a run's checkpoint as a folder that `hotloop serve` answers from. jax waits."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
@@ -25,7 +24,12 @@ OF_CONFIG = {
     "cnn": ("model_name", "dataset"),
 }
 """Keys that tell whose config.json one is, where there is no checkpoint to ask."""
-OF_FAMILIES = {"top": ("cnn", "recommender"), "with_users": ("recommender",), "max_ratings": ("recommender",)}
+OF_FAMILIES = {
+    "top": ("cnn", "recommender"),
+    "weights": ("cnn",),
+    "with_users": ("recommender",),
+    "max_ratings": ("recommender",),
+}
 """Options that only these families' models have."""
 _export = partial(option, group="Export")
 EPILOG = """Examples:
@@ -66,6 +70,10 @@ class ExportConfig(TrainConfig):
     )
     top: int | None = _export(
         None, "So many of the likeliest classes (left out, 5), or items (left out, 10).", check=positive
+    )
+    weights: Literal["auto", "raw", "ema"] = _export(
+        "auto",
+        "cnn: raw, those that were trained; ema, their averages; auto, averages where the run has them (--ema).",
     )
     max_ratings: int | None = _export(
         None, "recommender: ratings that a user may send; left out, 512.", check=positive
@@ -132,8 +140,8 @@ def _check_before_device(config: ExportConfig, context: Context) -> str:
     if config.run is None:
         if context.config is None and "model_name" not in context.given:
             raise OptionError("RUN is needed: the folder of a run or of its checkpoints; or --config NAME")
-        if config.best or config.step is not None:
-            raise OptionError("--best and --step choose a checkpoint: they need RUN")
+        if config.best or config.step is not None or config.weights != "auto":
+            raise OptionError("--best, --step and --weights choose what a run has: they need RUN")
         family = "cnn"
     else:
         others = sorted(context.given - OWN - COMMON - {"config"})
@@ -224,6 +232,8 @@ def _read_run(family: str, config: ExportConfig) -> "Exportable":
     settings: dict[str, Any] = {"step": config.step, "best": config.best}
     if family in ("cnn", "recommender"):
         settings["top"] = config.top
+    if family == "cnn":
+        settings["weights"] = config.weights
     if family == "recommender":
         settings |= {"max_ratings": config.max_ratings, "with_users": config.with_users}
     found: Exportable = module.from_run(config.run, **settings)
@@ -292,7 +302,7 @@ def refresh(config: ExportConfig, context: Context) -> Result:
     data = model_folder.read_file(folder, about, model_folder.EXAMPLES)
     inputs, answers = model_folder.parse_examples(data, signature)
     module = import_module(f"hotloop.families.{family}.export")
-    exportable = module.rebuild(about, nest(weights), inputs)
+    exportable = module.rebuild(about, weights_file.nest(weights), inputs)
     _compare_with_old(exportable, answers, folder)
     return _write(exportable, output, about["name"], tuple(about["ladder"]), config, context)
 
@@ -303,18 +313,6 @@ def _compare_with_old(exportable: "Exportable", answers: Any, folder: Path) -> N
 
     if reason := find_disagreement(answers, answer_examples(exportable), exportable.tolerance):
         raise ModelError(f"{folder}: made anew it answers its examples otherwise: {reason}")
-
-
-def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights by path (`params/dense/kernel`) as the tree of dicts that they came from."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *folders, name = path.split("/")
-        place = tree
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[name] = leaf
-    return tree
 
 
 COMMAND = Command(config=ExportConfig, run=run_export, presets=PRESETS, epilog=EPILOG, first_group="Export")

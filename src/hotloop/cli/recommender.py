@@ -51,7 +51,9 @@ def run_sweep(config: configs.SweepOptions, context: Context) -> Result:
 
 def write_plot(result: Result) -> Path:
     """Draw each figure of the trials that finished against the exponent, as one SVG file in the sweep's folder."""
-    from hotloop.bench.page import Axis, Chart, write_text
+    from hotloop.bench.axes import Axis
+    from hotloop.bench.charts import Chart
+    from hotloop.bench.page import write_text
 
     finished = [trial for trial in result["trials"] if trial["status"] == "finished"]
     finished.sort(key=lambda trial: float(trial["exponent"]))

@@ -13,7 +13,7 @@ from hotloop.cli.own_server import own_models
 from hotloop.cli.parser import scan
 from hotloop.cli.serve import GRPC_MODULES, SERVE_MODULES, check_extra
 from hotloop.errors import DataError, HotloopError, OptionError, WrongResult
-from hotloop.families.cnn.options import TrainConfig
+from hotloop.families.cnn.options import FOLDER, TrainConfig
 from hotloop.families.cnn.presets import NETWORK_FILE, PRESETS, RUN_CONFIG, find_run
 from hotloop.options import argument, between, non_negative, option, positive
 from hotloop.rehearsal import begin_work
@@ -239,7 +239,7 @@ def choose_images(config: RequestConfig, context: Context) -> tuple["Images | No
     if is_path_given := "dataset_path" in context.given:
         folder = config.dataset_path
     folder = None if folder == Path() else folder
-    if dataset is None or config.synthetic_data is not None:
+    if dataset is None or dataset == FOLDER or config.synthetic_data is not None:
         return None, ""
     try:
         found = find_validation_images(dataset, folder, DISTINCT * config.batch_size)

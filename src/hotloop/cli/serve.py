@@ -47,6 +47,11 @@ class ServeConfig:
     access_log: Path | None = option(
         None, "A line of JSON for each request goes to this file; - is standard error.", metavar="FILE"
     )
+    titles: Path | None = option(
+        None,
+        "Titles of items for the page of a recommender, as MovieLens' u.item or movies.csv.",
+        metavar="FILE",
+    )
     ssl_certfile: Path | None = option(None, "Certificate for HTTPS, with --ssl-keyfile.", metavar="FILE")
     ssl_keyfile: Path | None = option(None, "Key of that certificate.", metavar="FILE")
     queue: int = _limit(256, "Requests of a model that may wait; one more gets 429.", check=positive)
@@ -83,11 +88,13 @@ def run(config: ServeConfig, context: Context) -> Result:
         check_certificate(config.ssl_certfile, config.ssl_keyfile)
     check_extra("serve", SERVE_MODULES, "hotloop serve")
     grpc_port = choose_grpc_port(config, context)
+    from hotloop.data.titles import read_titles
     from hotloop.engine.model_folder import read_about
     from hotloop.serve import gate, models, server, watch
     from hotloop.serve.app import Limits
 
     token = None if config.token_file is None else gate.read_token(config.token_file)
+    titles = {} if config.titles is None else read_titles(config.titles)
     for folder in watch.find_versions(config.folder).values():
         read_about(folder)
     if grpc_port and grpc_port == config.port:
@@ -113,6 +120,7 @@ def run(config: ServeConfig, context: Context) -> Result:
         certificate=config.ssl_certfile,
         key=config.ssl_keyfile,
         grpc_port=grpc_port,
+        titles=titles,
     )
     try:
         with note_stops(lambda text: None) as stop:

@@ -29,6 +29,7 @@ from hotloop.data.image_stores import (
 )
 from hotloop.data.jpeg import ImageError, check_image, pillow
 from hotloop.data.local_files import digest_file
+from hotloop.data.own_images import hold_out
 from hotloop.data.tfrecord import Values, encode_record, write_example
 from hotloop.errors import DataError
 from hotloop.options.files import load_json, whole_file
@@ -47,6 +48,7 @@ class Build:
     texts: Path | None = None
     boxes: Path | None = None
     skip_corrupt: bool = False
+    hold_out: bool = False  # validation shards of a part of train/, as `own_images` would hold it out
     workers: int = 1
 
 
@@ -96,10 +98,10 @@ def plan_build(build: Build) -> list[PartPlan]:
         build.out.mkdir(parents=True, exist_ok=True)
     manifests, none = read_manifest(build.out), no_boxes()
     plans = []
-    for part in (part for part in _PARTS if part_folder(build.source, part)):
+    for part, images in _list_parts(build, names).items():
         items = [
             Item(str(path), label + 1, names[label], texts.get(names[label], ""), boxes.get(path.stem, none))
-            for path, label in list_images(build.source, part, names)
+            for path, label in images
         ]
         random.Random(12345).shuffle(items)
         total = build.shards[part] or -(-len(items) // IMAGES_PER_SHARD[part])
@@ -131,6 +133,17 @@ def plan_build(build: Build) -> list[PartPlan]:
         still_open = tuple(task for task in tasks if task[0].name not in whole)
         plans.append(PartPlan(part, still_open, PartManifest(plan, len(items), total, whole)))
     return plans
+
+
+def _list_parts(build: Build, names: Sequence[str]) -> dict[Part, list[tuple[Path, int]]]:
+    """The images of each part that there is, or that is to be made."""
+    there = [part for part in _PARTS if part_folder(build.source, part)]
+    if not build.hold_out:
+        return {part: list_images(build.source, part, names) for part in there}
+    if there != ["train"]:
+        raise DataError(f"hold_out=True: {build.source} has images to validate with already; leave it out")
+    train, validation = hold_out(list_images(build.source, "train", names))
+    return {"train": train, "validation": validation}
 
 
 def run_build(

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 Part = Literal["train", "validation"]
 LABELS_FILE = "labels.txt"
 IMAGENET_CLASSES = 1000
-PART_FOLDERS = {"train": ("train",), "validation": ("val", "validation")}
+PART_FOLDERS = {"train": ("train",), "validation": ("val", "validation", "test")}
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 _SHARD = re.compile(r"(?P<part>train|validation)-(?P<number>\d{5})-of-(?P<total>\d{5})")
 BOX_SIDES = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
@@ -145,13 +145,20 @@ class RecordSet:
 
 
 def part_folder(root: str | Path, part: Part) -> Path | None:
-    root = Path(root)
-    return next((root / name for name in PART_FOLDERS[part] if (root / name).is_dir()), None)
+    """The first that is there; a test/ without class folders has no labels, and is passed over."""
+    found = (Path(root) / name for name in PART_FOLDERS[part])
+    return next(
+        (path for path in found if path.is_dir() and (path.name != "test" or _has_folders(path))), None
+    )
+
+
+def _has_folders(folder: Path) -> bool:
+    return any(path.is_dir() for path in folder.iterdir())
 
 
 def is_image_folder(root: str | Path) -> bool:
     folders = (part_folder(root, "train"), part_folder(root, "validation"))
-    return any(entry.is_dir() for folder in folders if folder for entry in folder.iterdir())
+    return any(_has_folders(folder) for folder in folders if folder)
 
 
 def class_names(root: str | Path) -> tuple[str, ...]:
@@ -159,7 +166,7 @@ def class_names(root: str | Path) -> tuple[str, ...]:
     folder = part_folder(root, "train") or part_folder(root, "validation")
     if folder is None:
         raise DataError(f"{root}: no image folder; expected train/CLASS/*.jpg and val/CLASS/*.jpg")
-    return _list_class_folders(folder)
+    return list_class_folders(folder)
 
 
 def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[tuple[Path, int]]:
@@ -167,9 +174,14 @@ def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[tu
     folder = part_folder(root, part)
     if folder is None:
         raise DataError(f"{root}: no folder {' or '.join(PART_FOLDERS[part])} with class folders of images")
+    return list_class_images(folder, classes)
+
+
+def list_class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """The images folder/CLASS/*.jpg, sorted, with labels; as `list_images`."""
     labels = {name: label for label, name in enumerate(classes)}
     images = []
-    for name in _list_class_folders(folder):
+    for name in list_class_folders(folder):
         if name not in labels:
             raise DataError(f"{folder / name}: class {name} has no training folder")
         there = (
@@ -182,40 +194,50 @@ def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[tu
     return images
 
 
-def _list_class_folders(folder: Path) -> tuple[str, ...]:
+def list_class_folders(folder: Path) -> tuple[str, ...]:
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     if not names:
         raise DataError(f"{folder}: no class folders")
     return tuple(names)
 
 
-class ImageFolder:
-    """The images train/CLASS/*.jpg or val/CLASS/*.jpg (or validation/CLASS), or one instance's share of them; classes
-    are the sorted names of the training folders. A file's suffix only decides whether it is looked at."""
+class ListedImages:
+    """Image files with labels, in the order in which they are given. A file's suffix does not count."""
 
-    def __init__(self, root: str | Path, part: Part, *, instance: int = 0, instances: int = 1):
-        names = class_names(root)
-        images = list_images(root, part, names)[instance::instances]
+    def __init__(self, images: Sequence[tuple[Path, int]], classes: int, source: str):
         paths = [os.fsencode(path) for path, _ in images]
         # One run of bytes instead of a million texts: it goes to other processes at once.
         self._paths = b"".join(paths)
         self._ends = np.cumsum([len(path) for path in paths])
         self._labels = np.array([label for _, label in images], np.int32)
-        self.classes = len(names)
-        self.source = f"{len(images):,} files at {root}"
+        self.classes = classes
+        self.source = source
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def read(self, number: int) -> EncodedImage:
-        """Image `number` in the sorted order of classes and names."""
+    def path(self, number: int) -> str:
         start = self._ends[number - 1] if number else 0
-        path = os.fsdecode(self._paths[start : self._ends[number]])
+        return os.fsdecode(self._paths[start : self._ends[number]])
+
+    def read(self, number: int) -> EncodedImage:
+        """Image `number`; DataError names its file."""
+        path = self.path(number)
         with file_errors(path), open(path, "rb") as file:  # noqa: PTH123 - a Path for each of a million images costs more
             return EncodedImage(file.read(), int(self._labels[number]), path)
 
 
-ImageStore = RecordSet | ImageFolder
+class ImageFolder(ListedImages):
+    """The images train/CLASS/*.jpg or val/CLASS/*.jpg (or validation/CLASS), or one instance's share of them, sorted;
+    classes are the sorted names of the training folders. A file's suffix only decides whether it is looked at."""
+
+    def __init__(self, root: str | Path, part: Part, *, instance: int = 0, instances: int = 1):
+        names = class_names(root)
+        images = list_images(root, part, names)[instance::instances]
+        super().__init__(images, len(names), f"{len(images):,} files at {root}")
+
+
+ImageStore = RecordSet | ListedImages
 """Images are read by number, in any order and from several threads; labels are below `classes`."""
 
 

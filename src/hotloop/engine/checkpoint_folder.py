@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -383,8 +384,8 @@ def write_step(folder: Path, note: Manifest, arrays: HostArrays) -> None:
     if filled := {name: array for name, array in arrays.items() if array.size}:
         import orbax.checkpoint as orbax
 
-        with _checkpointer() as checkpointer:
-            checkpointer.save(folder / ARRAYS, args=orbax.args.PyTreeSave(filled))
+        with _checkpointer() as checkpointer, _without_patterns(folder) as place:
+            checkpointer.save(place / ARRAYS, args=orbax.args.PyTreeSave(filled))
     written = _list_files(folder)
     for path in written.values():
         sync(path)
@@ -402,6 +403,19 @@ def write_step(folder: Path, note: Manifest, arrays: HostArrays) -> None:
         sync(path)
 
 
+@contextmanager
+def _without_patterns(folder: Path) -> Iterator[Path]:
+    """The folder by a path without brackets and backslashes: orbax (as of 0.12) takes brackets for a pattern when it
+    looks for what it has just written, finds nothing, and leaves a step that cannot be read."""
+    if not set("[]\\") & set(str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="hotloop-step-") as place:
+        link = Path(place) / "step"
+        link.symlink_to(folder.absolute())
+        yield link
+
+
 def read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
     """The leaves that have elements, of which alone there is something on disk; `DamagedStep` names one whose bits are
     not the saved ones."""
@@ -414,9 +428,9 @@ def read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
 
         as_numpy = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in filled}
         try:
-            with _checkpointer() as checkpointer:
+            with _checkpointer() as checkpointer, _without_patterns(folder) as place:
                 arrays = checkpointer.restore(
-                    folder / ARRAYS, args=orbax.args.PyTreeRestore(restore_args=as_numpy)
+                    place / ARRAYS, args=orbax.args.PyTreeRestore(restore_args=as_numpy)
                 )
             arrays = {name: np.asarray(arrays[name]) for name in filled}
         except Exception as error:

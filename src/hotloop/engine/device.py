@@ -5,7 +5,6 @@ what a result owes to the machine. Nothing here imports jax at its top: `setup` 
 """
 
 import contextlib
-import ctypes
 import importlib.util
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotloop import rehearsal
 from hotloop.engine import processes
+from hotloop.engine.malloc import keep_freed
 from hotloop.errors import DeviceError, OptionError, first_line
 from hotloop.machine import cache_folder, cpu_model, search_file, usable_cores
 from hotloop.version import VERSION as __version__
@@ -48,8 +48,6 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 VIRTUAL_DEVICES = "xla_force_host_platform_device_count"
 CPU_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 SOURCE = Path(__file__).resolve().parents[3]
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # malloc.h
-_HUGE_PAGE, _ADVISE_HUGE = 2 * 2**20, 14  # x86-64 and arm64; sys/mman.h
 
 
 def setup(
@@ -251,41 +249,6 @@ def run_query(argv: Sequence[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return said.strip()
-
-
-def keep_freed() -> bool:
-    """Let malloc keep what is freed; False where there is no glibc to tell. Best before there are any threads.
-
-    glibc hands large blocks back to the system, and every compiled call allocates its temporaries anew: each page is
-    cleared and mapped again, 450,000 times in 150 updates of a small CNN. Kept, it is a third of that; the updates took
-    5 to 10 % less time, and the process no more memory at its peak. Blocks above 64 MiB that a thread takes from a
-    place of its own are handed back whatever is asked for, so there is one place: ResNet-50's updates at batch 8 were
-    12 % faster.
-    """
-    mallopt = _c_function("mallopt")
-    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * 2**20), (_ARENA_MAX, 1))
-    return mallopt is not None and all(mallopt(name, value) == 1 for name, value in settings)
-
-
-def reserve(size: int) -> None:
-    """Have the next block of `size` bytes in huge pages, where the system gives those to whoever asks.
-
-    For a program's temporaries: ResNet-50's updates at batch 8 (677 MiB) were 7 % faster.
-    """
-    malloc, free, advise = (_c_function(name) for name in ("malloc", "free", "madvise"))
-    if size < 2 * _HUGE_PAGE or malloc is None or free is None or advise is None:
-        return
-    malloc.restype = ctypes.c_void_p
-    if block := malloc(ctypes.c_size_t(size)):
-        start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
-        length = (block + size - start) // _HUGE_PAGE * _HUGE_PAGE
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), _ADVISE_HUGE)
-        free(ctypes.c_void_p(block))
-
-
-def _c_function(name: str) -> Any:
-    """Of glibc under Linux; None elsewhere."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def peak_bytes() -> int:

@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,8 @@ class Callbacks(TypedDict, total=False):
     """A metric that must stay finite: else the run stops with `Diverged`, and no state that is not finite is saved."""
     enough: Callable[[], bool] | None
     """Asked after the events of a call; where it says so the run ends there, saved, as if that had been the plan."""
+    waits_for_logs: bool
+    """A log is made before the next call is sent, so that one after which it is `enough` ends the run right there."""
     due: Callable[[int], Collection[Kind]] | None
     """Asked after every call of the plan which events should follow besides those planned: what goes by the clock."""
 
@@ -190,6 +193,23 @@ class Pieces:
             self.sizes = [closest_divisor(longest, fitting)]
 
 
+class Landing:
+    """When a piece was done, by the clock of a thread that waits for nothing else: to send the next piece may keep the
+    sender until most of that has run, as a GPU's queue is short, and the end of this one would be seen late."""
+
+    def __init__(self, metrics: CallMetrics, watcher: Executor):
+        self._landed = watcher.submit(self._watch, metrics)
+
+    @staticmethod
+    def _watch(metrics: CallMetrics) -> float:
+        metrics.wait()
+        return time.perf_counter()
+
+    def wait(self) -> float:
+        """The time at which it was done; what went wrong on the device is raised here."""
+        return self._landed.result()
+
+
 @dataclass
 class _Driver:
     """Keeps the device busy: the next piece is dispatched before the last one is waited for, and logged."""
@@ -207,14 +227,15 @@ class _Driver:
     latest: Collection[str] = ()
     guard: str | None = None
     enough: Callable[[], bool] | None = None
+    waits_for_logs: bool = False
     due: Callable[[int], Collection[Kind]] | None = None
     request: StopRequest = field(default_factory=StopRequest)
     stop: int | None = None
     """The signal that all processes stop for; None: they go on."""
     left: Sequence[Event] = ()
     """What a stop kept from being done after the update from which the run goes on."""
-    flight: deque[tuple[int, int, CallMetrics, float]] = field(default_factory=deque)
-    """First update, number, metrics and beginning of each piece that is on its way."""
+    flight: deque[tuple[int, int, CallMetrics, float, Landing]] = field(default_factory=deque)
+    """First update, number, metrics, beginning and landing of each piece that is on its way."""
     logs: deque[Event] = field(default_factory=deque)
     """For when the piece before them has landed: they need no state."""
     fresh: dict[str, Any] = field(default_factory=dict)
@@ -223,6 +244,8 @@ class _Driver:
     free_since: float = 0.0
     lengths: list[int] = field(default_factory=list)
     """Calls that are still to be looked at for what they leave over."""
+    watcher: Executor = field(init=False)
+    """Sees pieces land."""
     first_compiled: dict[str, float] | None = None
     """What the run's first compilation took; nothing any more once its first update is on record."""
 
@@ -261,7 +284,10 @@ class _Driver:
         start = done = self.resumed.step if self.resumed else 0
         state = copy_state(self.resumed.state if self.resumed else state)
         self._choose_pieces(state, start)
-        with note_stops() as self.request:
+        with (
+            note_stops() as self.request,
+            ThreadPoolExecutor(1, thread_name_prefix="hotloop-landings") as self.watcher,
+        ):
             over = start in self.plan.ends and self._follow(state, start, self.left)
             while not over and (span := next(self.plan.spans(done), None)):
                 self._decide()
@@ -282,7 +308,8 @@ class _Driver:
                     events = tuple(Event(kind, **at, call=span.call) for kind in KINDS if kind in kinds)
                 self.logs += [event for event in events if event.kind == "log"]
                 others = [event for event in events if event.kind != "log"]
-                self._collect(leave=0 if others or self._asked() is not None else 1)
+                waits = others or (events and self.waits_for_logs) or self._asked() is not None
+                self._collect(leave=0 if waits else 1)
                 over = count == span.count and self._follow(state, done, others)
             self._collect(leave=0)
             if self.checkpoints is not None:
@@ -332,7 +359,7 @@ class _Driver:
             ahead = next(self.plan.spans(done + count), None)
             following = self.pieces.next(ahead.count) if ahead else 0
             state, metrics = program(state, done, count, following)
-            self.flight.append((done, count, metrics, began))
+            self.flight.append((done, count, metrics, began, Landing(metrics, self.watcher)))
             if profiled:
                 self._collect(leave=0)
         if profiled:
@@ -376,9 +403,8 @@ class _Driver:
     def _collect(self, leave: int) -> None:
         """Wait until no more than `leave` pieces are in flight, and take in what the others bring."""
         while len(self.flight) > leave:
-            first, count, waiting, began = self.flight.popleft()
-            waiting.wait()
-            now = time.perf_counter()
+            first, count, waiting, began, landing = self.flight.popleft()
+            now = landing.wait()
             metrics = dict(waiting)
             # A piece that was sent while the one before it ran began when that one ended.
             seconds, self.free_since = now - max(began, self.free_since), now

@@ -23,16 +23,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.compiler_options import choose_options
 from hotloop.engine import feed as feeds
 from hotloop.engine import processes
 from hotloop.engine.blocks import Form, choose_form, count_operations, split_call
-from hotloop.engine.device import platform, reserve
+from hotloop.engine.device import platform
 from hotloop.engine.feed import Batch, Feed, Gather, gather_rows
 from hotloop.engine.interrupt import leave_behind_while
 from hotloop.engine.keys import stream
+from hotloop.engine.malloc import reserve
 from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, HotloopError, OptionError
 from hotloop.rehearsal import begin_work
@@ -263,9 +265,9 @@ class Program:
 
 
 def loop_of_accelerators() -> Loop:
-    """A loop of built-in length until blocks, which compile once for calls of every length, were timed on a card:
-    HOTLOOP_LOOP=blocks asks for them."""
-    wanted = os.environ.get("HOTLOOP_LOOP", "scan")
+    """Blocks, which compile once for calls of every length and are as fast on a card (docs/results.md);
+    HOTLOOP_LOOP=scan asks for loops of built-in length."""
+    wanted = os.environ.get("HOTLOOP_LOOP", "blocks")
     if wanted not in ("scan", "blocks"):
         raise OptionError(f"HOTLOOP_LOOP={wanted}: must be scan or blocks")
     return "scan" if wanted == "scan" else "blocks"
@@ -358,7 +360,9 @@ def _check_results(update: Update) -> Update:
 def copy_state(state: State) -> State:
     """A copy of a state that a program may use up: plain numbers become arrays, leaves share nothing. Where leaves lie
     on the devices of several processes, all do."""
-    everywhere = everywhere_like(state)
+    everywhere, leaves = everywhere_like(state), jax.tree.leaves(state)
+    if everywhere is None and _lie_together(leaves):
+        return _copy_together(state)
 
     def copy_leaf(leaf: Any) -> Array:
         # Not by `device_put`, which would tie what lies anywhere to its device.
@@ -367,6 +371,20 @@ def copy_state(state: State) -> State:
         return processes.place(new, everywhere) if local else new
 
     return jax.tree.map(copy_leaf, state)
+
+
+@jax.jit
+def _copy_together(state: State) -> State:
+    """One program for all leaves: leaf by leaf there would be one for each shape, which a GPU takes long to compile."""
+    return jax.tree.map(jnp.copy, state)
+
+
+def _lie_together(leaves: Sequence[Any]) -> bool:
+    """Whether all are arrays of the same one device, tied to it or none of them."""
+    if not all(isinstance(leaf, Array) and not isinstance(leaf, Tracer) for leaf in leaves):
+        return False
+    places = {(*leaf.devices(), leaf.committed) for leaf in leaves}
+    return len(places) == 1 and all(leaf.sharding.num_devices == 1 for leaf in leaves)
 
 
 def place_state(state: State, everywhere: NamedSharding) -> State:

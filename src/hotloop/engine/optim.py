@@ -101,7 +101,8 @@ def make(
             ]
         case "adamw":
             adam = {key: value for key, value in params.items() if key != "weight_decay"}
-            decay = optax.add_decayed_weights(params.get("weight_decay", ADAMW_DECAY), decayed)
+            usual = 0.0 if weight_decay else ADAMW_DECAY  # the same decay, given beside the rule
+            decay = optax.add_decayed_weights(params.get("weight_decay", usual), decayed)
             links += [(name, optax.scale_by_adam(**adam)), ("adamw_decay", decay), descent]
         case "muon":
             # A rate of -1 leaves the direction as it is: optax takes the rate for one of descent.

@@ -59,6 +59,11 @@ def _numbers(record: Record) -> dict[str, float]:
     return {f"{record['event']}/{name}": value for name, value in values.items()}
 
 
+def check_tensorboard() -> None:
+    if find_spec("tensorboardX") is None:
+        raise MissingExtra("tensorboardX", "tensorboard", "writing TensorBoard records")
+
+
 class TensorBoardSink(Sink):
     """Curves of log and validation figures, for `tensorboard --logdir FOLDER`.
 
@@ -69,8 +74,7 @@ class TensorBoardSink(Sink):
     patience = 30.0  # its import alone takes seconds on a busy machine
 
     def __init__(self, folder: str | Path):
-        if find_spec("tensorboardX") is None:
-            raise MissingExtra("tensorboardX", "tensorboard", "writing TensorBoard records")
+        check_tensorboard()
         self._folder = Path(folder)
         self._file: FileIO | None = None
 

@@ -48,6 +48,18 @@ def parse_weights(data: bytes) -> Arrays:
         raise ModelError(f"{WEIGHTS}: cannot be read ({error})") from None
 
 
+def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights by path (`params/dense/kernel`) as the tree of dicts that they came from."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *folders, name = path.split("/")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = leaf
+    return tree
+
+
 def _check_header(text: bytes) -> None:
     """ValueError for what the package passes over; it has read the same bytes before."""
 

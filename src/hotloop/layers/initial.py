@@ -93,7 +93,7 @@ def _cut(leaves: Sequence[Spec], flats: Sequence[Any]) -> Iterator[Any]:
     rest = dict(zip(DRAWN, flats, strict=True))
     for leaf in leaves:
         if leaf.kind == "constant":
-            yield np.full(leaf.shape, leaf.scale)
+            yield np.full(leaf.shape, leaf.scale, np.float32)  # as it is: jax would compile its conversion
             continue
         size, flat = prod(leaf.shape), rest[leaf.kind]
         yield flat[:size].reshape(leaf.shape) * np.float32(leaf.scale)

@@ -216,24 +216,32 @@ def _open(path: Path | None, machine: tuple[tuple[str, Any], ...]) -> Table:
     return Table(path, dict(machine))
 
 
-def time_both(plain: Function, native: Function, forms: Sequence[Any], margin: float = MARGIN) -> Times:
+def time_both(
+    plain: Function,
+    native: Function,
+    forms: Sequence[Any],
+    margin: float = MARGIN,
+    prepare: Function = lambda *arrays: arrays,
+) -> Times:
     """Time both inside a compiled loop, in turns; in a thread of its own, since the one that asks may be in the middle
-    of a trace."""
+    of a trace. What `prepare` makes of the arrays, before the loop, is what the native path is given."""
     with ThreadPoolExecutor(1, thread_name_prefix="hotloop-measure") as alone:
-        return alone.submit(_time_both, (plain, native), forms, margin).result()
+        return alone.submit(_time_both, plain, native, forms, margin, prepare).result()
 
 
-def _time_both(functions: Sequence[Function], forms: Sequence[Any], margin: float) -> Times:
+def _time_both(
+    plain: Function, native: Function, forms: Sequence[Any], margin: float, prepare: Function
+) -> Times:
     random = np.random.default_rng(0).standard_normal(4099)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         arrays = tuple(jax.numpy.asarray(np.resize(random, form.shape), form.dtype) for form in forms)
-        loops = [compile_loop(function, arrays) for function in functions]
+        prepared = tuple(jax.jit(prepare)(*arrays))
 
-        def timed(loop: Function) -> Call:
+        def timed(function: Function, arrays: Sequence[jax.Array]) -> Call:
+            loop = compile_loop(function, arrays)
             return lambda turns: _milliseconds(lambda: loop(turns, arrays)) / turns
 
-        plain, native = map(timed, loops)
-        return compare_calls(plain, native, margin)
+        return compare_calls(timed(plain, arrays), timed(native, prepared), margin)
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:

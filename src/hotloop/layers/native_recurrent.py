@@ -4,6 +4,7 @@ They take what the operations of `recurrence.py` take, keep the same sums, and g
 does not have is an empty array there. `CELLS` are the cells in the package's numbering.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,11 +20,25 @@ CELLS = ("rnn", "gru", "gru_reset_after", "lstm")
 SUMS = {"rnn": 1, "gru": 3, "gru_reset_after": 4, "lstm": 4}
 
 
+WIDEST = 32
+"""Columns of a panel of weights on the processors with the widest vectors."""
+
+
+def pack(*arrays: Array, form: Any, cell: str) -> tuple[Array, ...]:
+    """The arrays, and the weights as `infer` reads them: XLA takes this out of a loop in which they do not change."""
+    (_, w, _, u, *_), (_, _, hidden) = _operands(arrays, form, cell)
+    padded = -(-hidden // WIDEST) * WIDEST
+    size = (w.shape[0] + hidden) * (u.shape[1] // hidden) * padded
+    return *arrays, native.call("hotloop_recurrent_pack", _floats(size), w, u, cell=_number(cell))
+
+
 def infer(*arrays: Array, form: Any, cell: str) -> Any:
-    """Every output and the last state."""
-    operands, (timesteps, batch, hidden) = _operands(arrays, form, cell)
+    """Every output and the last state; the last array is that of the packed weights."""
+    operands, (timesteps, batch, hidden) = _operands(arrays[:-1], form, cell)
     results = (_floats(timesteps, batch, hidden), _of_lstm(cell, batch, hidden))
-    outputs, c = native.call("hotloop_recurrent_infer", results, *operands, cell=_number(cell))
+    outputs, c = native.call(
+        "hotloop_recurrent_infer_packed", results, *operands, arrays[-1], cell=_number(cell)
+    )
     return outputs, (outputs[-1], c) if cell == "lstm" else (outputs[-1],)
 
 
@@ -72,7 +87,7 @@ def backward(*arrays: Array, form: Any, cell: str) -> Any:
     return dz, d_input, d_input_bias, d_recurrent, None if state is None else d_state
 
 
-def _operands(arrays: tuple[Array, ...], form: Any, cell: str) -> tuple[tuple[Array, ...], tuple[int, ...]]:
+def _operands(arrays: Sequence[Array], form: Any, cell: str) -> tuple[tuple[Array, ...], tuple[int, ...]]:
     """What both forward passes are given, and the shape of their outputs."""
     inputs, recurrent, state = jax.tree.unflatten(form, arrays)
     kernel, bias = _weights(recurrent, cell)
@@ -109,6 +124,8 @@ FASTER = 1.02
 XLA's loop, and they run on XLA's own threads, so that nothing speaks against the faster path. A small one stands among
 operations that XLA would have fused with it: the LSTM of B1 T5 H128 was 1.04 times as fast alone, and 0.6 in a program.
 """
-INFER = Rival("recurrence inference", "hotloop_recurrent_infer", infer, margin_of_large=FASTER)
+INFER = Rival(
+    "recurrence inference", "hotloop_recurrent_infer_packed", infer, prepare=pack, margin_of_large=FASTER
+)
 FORWARD = Rival("recurrence forward", "hotloop_recurrent_forward", forward, margin_of_large=FASTER)
 BACKWARD = Rival("recurrence backward", "hotloop_recurrent_backward", backward, margin_of_large=FASTER)

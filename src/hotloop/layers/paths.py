@@ -52,6 +52,9 @@ class Rival:
     """The handler that it needs."""
     implementation: Implementation
     """Called like the operation's other paths, on arrays that are not empty."""
+    prepare: Implementation | None = None
+    """Called the same way: the arrays that the implementation is given instead, weights in another order among them. It
+    is left out of the times, as a loop that does not change the weights does it once."""
     stacked: tuple[int, ...] = ()
     """The arrays whose rows have nothing to do with each other, as those of the results: where these and no others are
     mapped by `jax.vmap`, one call takes the rows of all."""
@@ -61,6 +64,12 @@ class Rival:
     """The same where the first array has `LARGE` numbers or more, if it is another."""
     is_slow: Implementation = lambda *arrays, **settings: False
     """Whether the operation's own path is known to be slow, called like the implementation."""
+
+    def run(self, *arrays: Any, **settings: Any) -> Any:
+        return self.implementation(*self.prepared(*arrays, **settings), **settings)
+
+    def prepared(self, *arrays: Any, **settings: Any) -> Sequence[Any]:
+        return arrays if self.prepare is None else self.prepare(*arrays, **settings)
 
     def margin_for(self, arrays: Sequence[Any]) -> float:
         is_large = arrays[0].size >= LARGE
@@ -98,7 +107,7 @@ class Operation:
         self._by_platform = {platform: path for platform, (path, _) in platforms.items()}
         self.rival = rival
         if rival is not None:
-            self._paths[NATIVE] = rival.implementation
+            self._paths[NATIVE] = rival.run
         self.card_kernel = card_kernel
         if card_kernel is not None:
             self._paths[PERSISTENT] = card_kernel.implementation
@@ -273,15 +282,17 @@ def is_rival_faster(operation: Operation, path: str, settings: Any, arrays: Sequ
     shapes = ["x".join(map(str, array.shape)) for array in arrays]
     key = " ".join([f"{rival.name}:", *shapes, *(f"{name}={value}" for name, value in settings)])
 
-    def alone(path: str) -> Implementation:
+    def alone(function: Implementation) -> Implementation:
         def traced(*arrays: Any) -> Any:
             with native.use_native(False):
-                return operation.bind(path, settings)(*arrays)
+                return function(*arrays, **dict(settings))
 
         return traced
 
     def measure() -> kernel_table.Times:
-        return kernel_table.time_both(alone(path), alone(NATIVE), arrays, rival.margin_for(arrays))
+        plain, rivals = alone(operation.bind(path, ())), alone(rival.implementation)
+        prepare = alone(rival.prepared)
+        return kernel_table.time_both(plain, rivals, arrays, rival.margin_for(arrays), prepare)
 
     return table.find_times(key.replace(", ", ","), measure).is_native_faster
 

@@ -106,7 +106,7 @@ def leapfrog(
 
 
 def energy(state: State, momentum: Float[Array, "rows columns"], axis: int = -1) -> Float[Array, "chains"]:
-    """H = -log density + |p|^2 / 2 of each chain."""
+    """`H = -log density + |p|^2 / 2` of each chain."""
     return 0.5 * jnp.square(momentum).sum(axis) - state.log_density
 
 

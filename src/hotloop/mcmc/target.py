@@ -5,6 +5,7 @@ that do not fit, a log density that is not one number, or not finite at the star
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -105,13 +106,24 @@ def over_columns(log_density: Callable[[PyTree], Array], layout: Layout) -> Valu
     def value_and_gradient(columns: Array) -> tuple[Array, Array]:
         leaves = jnp.split(columns, np.cumsum([prod(shape) for shape in layout.shapes])[:-1])
         shaped = [leaf.reshape(*shape, -1) for leaf, shape in zip(leaves, layout.shapes, strict=True)]
-        (_, values), slope = jax.value_and_grad(total, has_aux=True)(
-            jax.tree.unflatten(layout.treedef, shaped)
-        )
+        with full_products():
+            (_, values), slope = jax.value_and_grad(total, has_aux=True)(
+                jax.tree.unflatten(layout.treedef, shaped)
+            )
         slopes = [leaf.reshape(-1, columns.shape[1]) for leaf in jax.tree.leaves(slope)]
         return values.astype(layout.dtype), slopes[0] if len(slopes) == 1 else jnp.concatenate(slopes)
 
     return value_and_gradient
+
+
+def full_products() -> AbstractContextManager[object]:
+    """Products in the density's own type, unless jax was told otherwise.
+
+    A GPU multiplies float32 as TF32, with ten bits: that is another density. Of a Gaussian with a condition number of
+    302 it makes variances 6 % larger; on an H200 moments were 17 standard errors off with 4,096 chains.
+    """
+    is_told = jax.config.jax_default_matmul_precision is not None  # type: ignore[attr-defined]
+    return nullcontext() if is_told else jax.default_matmul_precision("highest")
 
 
 def check_density(log_density: Callable[[PyTree], Array], layout: Layout) -> None:

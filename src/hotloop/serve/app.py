@@ -5,13 +5,13 @@ takes long (large bodies, images) is read on a pool of threads; the loop itself 
 """
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.resources import files
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ from hotloop.serve.images import CONTENT_TYPES, decode_rows
 from hotloop.serve.long_json import LONG, LongJson
 from hotloop.serve.models import LoadedVersion, Models, return_free_memory
 from hotloop.serve.openapi import describe_api
+from hotloop.serve.page_files import serve_page_file
 from hotloop.serve.refusal import BadRequest, ClientGone, NotFound, QueueFull, Refusal, Unready, Unsupported
 from hotloop.serve.tensors import shorten
 
@@ -114,8 +115,12 @@ class TensorFlowForm:
 class Application:
     """The routes, and what they share."""
 
-    def __init__(self, models: Models, figures: Figures, limits: Limits):
+    def __init__(
+        self, models: Models, figures: Figures, limits: Limits, titles: Mapping[int, str] | None = None
+    ):
+        """`titles`: of items, by their ids, for the page of a recommender."""
         self.models, self.figures, self.limits = models, figures, limits
+        self._titles = json.dumps(titles or {}).encode()  # once: there may be many
         self.bodies, self.reading = BodyBytes(BODIES * limits.max_bytes), Reading()
         self.bodies.on_large = self._tidy_later
         self._tidying: asyncio.TimerHandle | None = None
@@ -177,6 +182,8 @@ class Application:
         one, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
         pages = [
             Route("/", self.page),
+            Route("/page/titles.json", self.titles),
+            Route("/page/{file}", self.page_file),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.openapi),
             Route("/v2", self.about_server),
@@ -197,11 +204,14 @@ class Application:
         return [*pages, Route(tf, self.tf_about), Route(tf, self.tf_predict, methods=["POST"])]
 
     async def page(self, request: Request) -> Response:
-        text = files("hotloop.serve").joinpath("page.html").read_bytes()
-        policy = (
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-        )
-        return Response(text, media_type="text/html", headers={"Content-Security-Policy": policy})
+        return serve_page_file("index.html")
+
+    async def page_file(self, request: Request) -> Response:
+        """A style or script of the page."""
+        return serve_page_file(request.path_params["file"])
+
+    async def titles(self, request: Request) -> Response:
+        return Response(self._titles, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.figures.as_text(), headers={"Content-Type": PROMETHEUS})
@@ -244,7 +254,7 @@ class Application:
     async def about_model(self, request: Request) -> Response:
         found = self._find(request).artefact
         about = v2.describe_model(
-            found.name, self.models.versions(found.name), found.signature, found.classes
+            found.name, self.models.versions(found.name), found.signature, found.parameters()
         )
         return JSONResponse(about)
 

@@ -81,6 +81,17 @@ class Artefact:
             )
         return found
 
+    def parameters(self) -> dict[str, Any]:
+        """What a client may want to know besides the signature: names of classes, whether encoded images are taken, and
+        the range of ratings, with the one from which an item is liked where an order was learnt."""
+        found: dict[str, Any] = {} if self.classes is None else {"classes": list(self.classes)}
+        if self.kind == "image":
+            found["kind"] = self.kind
+        config = self.about.get("config") or {}
+        if {"low", "high"} <= config.keys():
+            found["ratings"] = {name: config.get(name) for name in ("low", "high", "relevant")}
+        return found
+
     def examples(self) -> tuple[Arrays, Arrays]:
         """A few inputs, and what the model answered when it was exported."""
         data = read_file(self.folder, self.about, EXAMPLES)

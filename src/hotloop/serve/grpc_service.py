@@ -183,7 +183,7 @@ class InferenceService(service.GRPCInferenceServiceServicer):
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
         found = (await self._find(context, request.name, request.version)).artefact
         versions = self._app.models.versions(found.name)
-        about = v2.describe_model(found.name, versions, found.signature, None)
+        about = v2.describe_model(found.name, versions, found.signature, {})
         return protocol.ModelMetadataResponse(**about)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:

@@ -93,6 +93,12 @@ def describe_api(models: Models) -> dict[str, Any]:
     header["description"] = "Bytes of the JSON, where tensors follow it; 0: the body is the one input."
     paths: dict[str, Any] = {
         "/": {"get": _operation("A page for people.", kind="text/html")},
+        "/page/{file}": {
+            "get": _operation(
+                "A style or script of the page.", None, [_parameter("file", "page.css")], kind="text/css"
+            )
+        },
+        "/page/titles.json": {"get": _operation("Titles of items by their ids, for the page.")},
         "/metrics": {"get": _operation("Figures in Prometheus's format.", kind="text/plain")},
         "/openapi.json": {"get": _operation("This document.")},
         "/v2": {"get": _operation("The server.", "Server")},
@@ -101,6 +107,8 @@ def describe_api(models: Models) -> dict[str, Any]:
         "/v2/models/stats": {"get": _operation("Figures of all models.", "Stats")},
         "/v2/repository/index": {"post": _operation("The models.", "Index")},
     }
+    styles = paths["/page/{file}"]["get"]["responses"]["200"]["content"]
+    styles["text/javascript"] = styles["text/css"]
     for prefix, own in (
         ("/v2/models/{name}", [name]),
         ("/v2/models/{name}/versions/{version}", [name, version]),

@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,6 +57,7 @@ class Service:
     certificate: Path | None = None
     key: Path | None = None
     grpc_port: int | None = None  # None: no gRPC
+    titles: Mapping[int, str] = field(default_factory=dict)  # of items, for the page
 
 
 def bind(host: str, port: int, option: str = "--port") -> socket.socket:
@@ -130,7 +131,7 @@ class Life:
         self._service, self._listening, self._say = service, listening, say
         self._figures = Figures()
         self._models = Models(self._figures, delay=service.delay, queue=service.queue, say=say)
-        self._application = Application(self._models, self._figures, service.limits)
+        self._application = Application(self._models, self._figures, service.limits, service.titles)
         self._config = configure(
             self._application.build(log),
             ConnectionLimit.of_system(),

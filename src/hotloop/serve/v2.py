@@ -313,9 +313,9 @@ def describe_server() -> dict[str, Any]:
 
 
 def describe_model(
-    name: str, versions: list[int], signature: Signature, classes: tuple[str, ...] | None
+    name: str, versions: list[int], signature: Signature, parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The metadata of a model; its classes are an extension among the parameters."""
+    """The metadata of a model; its parameters are an extension."""
 
     def all_of(tensors: tuple[Tensor, ...]) -> list[dict[str, Any]]:
         return [{"name": t.name, "datatype": t.datatype, "shape": list(t.shape)} for t in tensors]
@@ -327,4 +327,4 @@ def describe_model(
         "inputs": all_of(signature.inputs),
         "outputs": all_of(signature.outputs),
     }
-    return about if classes is None else {**about, "parameters": {"classes": list(classes)}}
+    return {**about, "parameters": dict(parameters)} if parameters else about

@@ -22,8 +22,8 @@ def changed(way: str, update: int = 1) -> Iterator[None]:
         for number, batch in enumerate(batches(self, first, *others), first):
             yield with_other_label(batch, 5, 1) if number == update else batch
 
-    def moved(job: Any, key: Any) -> Any:
-        state = init(job, key)
+    def moved(job: Any, key: Any, *weights: Any) -> Any:
+        state = init(job, key, *weights)
         params = dict(state["params"])
         layer = next(node.name for node in job.network.nodes if "kernel" in params.get(node.name, ()))
         kernel = params[layer]["kernel"]

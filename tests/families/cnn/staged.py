@@ -71,7 +71,9 @@ def drawn(job, zero=()):
         for name, layer in statistics.items()
     }
     trained = init_trained(job.policy, job.optimiser, job.scale, params, statistics)
-    return {**dict(zip(model.TRAINED, trained, strict=True)), "update": np.int32(0)}
+    state = {**dict(zip(model.TRAINED, trained, strict=True)), "update": np.int32(0)}
+    averages = model.AVERAGED.items() if job.config.ema else ()
+    return state | {name: jax.tree.map(np.float32, state[of]) for name, of in averages}
 
 
 def samples(job, seed=0):

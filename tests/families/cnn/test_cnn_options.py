@@ -94,10 +94,19 @@ DEFAULTS = {
     "target_accuracy": 0.759,
 }
 OWN = {
+    "image_size": None,
+    "resident_mib": 2048,
+    "init_from": None,
+    "freeze": None,
     "skip_corrupt": False,
     "random_weights": False,
     "half": "bfloat16",
     "exclude_norms_and_biases": False,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "trivial_augment": False,
+    "random_erasing": 0.0,
+    "ema": None,
     "statistics_rule": "spread",
     "strict_devices": False,
     "resume": False,
@@ -165,6 +174,10 @@ def test_a_config_can_be_hashed_and_every_option_says_something():
         (["--wandb-tags", "a", "b"], "wandb_tags", ("a", "b")),
         (["--label-smoothing", "none"], "label_smoothing", None),
         (["--seed", "0"], "seed", 0),
+        (["--model", "cifar_resnet26x4"], "model_name", "cifar_resnet26x4"),
+        (["--ema", "0.999"], "ema", 0.999),
+        (["--mixup", "0.2"], "mixup", 0.2),
+        (["--trivial-augment"], "trivial_augment", True),
     ],
 )
 def test_options_are_read_as_they_used_to_be_typed(words, name, value):
@@ -208,7 +221,10 @@ def test_the_models_here_are_those_that_can_be_built():
             "--optimizer ftrl: must be one of sgd, lars, rmsprop, momentum, rmsprop_outside, adam",
         ),
         ("--lr-schedule linear", "--lr-schedule linear: must be one of const, cosine, stepped, polynomial"),
-        ("--dataset svhn", "--dataset svhn: must be one of imagenet, cifar10, cifar100, mnist"),
+        (
+            "--dataset svhn",
+            "--dataset svhn: no such folder, and none of the sets imagenet, cifar10, cifar100, mnist",
+        ),
         ("--synthetic-data gpu", "--synthetic-data gpu: must be host (or cpu) or device (or ipu)"),
         ("--precision 32.16", "--precision 32.16: must be one of 16.16, 16.32, 32.32"),
         ("--precision half", "--precision half: must be one of"),
@@ -288,6 +304,19 @@ def test_the_models_here_are_those_that_can_be_built():
             "--optimizer-params: muon's beta 2: must be at least 0",
         ),
         ("--optimizer-params {}", "--optimizer-params: momentum missing"),
+        (
+            "--optimizer adamw --optimizer-params {weight_decay: 0.05} --weight-decay 0.01",
+            "--weight-decay 0.01: is what adamw's weight_decay in --optimizer-params is; keep one",
+        ),
+        ("--ema 1", "--ema 1: must lie between 0 and 1, such as 0.999"),
+        ("--ema 0", "--ema 0: must lie between 0 and 1, such as 0.999"),
+        ("--mixup -1", "--mixup -1: must be at least 0"),
+        ("--cutmix x", "--cutmix x: must be a number"),
+        ("--random-erasing 2", "--random-erasing 2: must be between 0 and 1"),
+        ("--mixup 0.2", "--mixup: a batch of one image has no other one to mix it with"),
+        ("--cutmix 1", "--cutmix: a batch of one image has no other one to mix it with"),
+        ("--model cifar_resnet20x100", "or another cifar_resnet of 6n + 2 layers, x2 to x99 as wide"),
+        ("--model cifar_resnet18x2", "or another cifar_resnet of 6n + 2 layers, x2 to x99 as wide"),
         (
             "--optimizer rmsprop --optimizer-params {momentum: 0, base_decay_exponent: -4, epsilon: 1e-3} "
             "--micro-batch-size 32",
@@ -525,6 +554,15 @@ def test_without_training_there_is_no_plan_and_no_training_sample_needed():
         ("--deterministic", "--deterministic: turns --shuffle off"),
         ("--pipeline-validation-model", "there are no --pipeline-splits, so it is off"),
         ("--ckpt-all-instances", "this is the only process, so it is off"),
+        (
+            "--optimizer muon --optimizer-params {} --l2-regularization 0.1",
+            "--l2-regularization 0.1: muon scales it away with the gradient; --weight-decay is its decay",
+        ),
+        (
+            '--optimizer adamw --lr-schedule-params {"initial_learning_rate":0.001} --micro-batch-size 512',
+            "initial_learning_rate 0.001 is for one sample, and times the global batch 512 0.512: much for adamw; "
+            "for a rate of 0.001 give 1.953e-06",
+        ),
     ],
 )
 def test_what_is_turned_off_is_a_warning(words, warning):

@@ -46,6 +46,7 @@ RECIPES = (
     "cifar_resnet8",
     "cifar_resnet20",
     "cifar10_modern",
+    "cifar10_wide",
     "imagenet_modern",
 )
 

@@ -107,6 +107,12 @@ def check_training(job, whole, updates=4, bound=1e-5):
     [
         ((*LARS, "--label-smoothing", "0.1", "--loss-scaling", "128"), (TWO_VALUES,), (2, 1, 4)),
         pytest.param((*GROUPS, "--auto-loss-scaling"), (ONE_VALUE,), (2, 2, 2), marks=pytest.mark.slow),
+        pytest.param(
+            ("--optimizer", "muon", "--weight-decay", "0.01"),
+            (TWO_VALUES,),
+            (2, 2, 2),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_weights_after_updates_are_those_of_the_undivided_network(words, splits, split):

@@ -57,6 +57,11 @@ def test_two_processes_compute_what_one_does(source: str, alone: Any, on_two_dev
     assert min(alone[source]["losses"]) > 0.1 and np.ptp(alone[source]["rows"]) > 0.1
 
 
+def test_all_processes_stop_early_at_the_same_update_with_the_best_weights(alone: Any, two: Any) -> None:
+    same_outcome(two["early"], alone["early"])
+    assert two["early"]["result"]["global_step"] == 4
+
+
 def test_the_stages_of_a_replica_may_lie_in_two_processes(two: Any, tmp_path: Path) -> None:
     same_outcome(two["stages"], in_stages(tmp_path))
 

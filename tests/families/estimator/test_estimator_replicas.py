@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import X, Y, data, right, small
+from small import X, Y, data, right, small, weights
 
 from hotloop import Arrays, EvalSpec, ModelSpec, TrainSpec, train_and_evaluate
 from hotloop.families.estimator.config import Mode
-from same_numbers import with_moved_weight
+from same_numbers import assert_close, with_moved_weight
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 
@@ -115,3 +115,27 @@ def test_a_training_on_replicas_evaluates_on_them(tmp_path: Path) -> None:
     ]
     assert results[1] == pytest.approx(results[0], rel=1e-5)
     assert results[0]["samples"] == 200
+
+
+@pytest.mark.slow
+def test_dropout_of_a_flax_module_is_the_same_for_every_split(tmp_path: Path) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):  # type: ignore[misc]
+        def __init__(self, rngs: Any):
+            self.first, self.last = nnx.Linear(5, 8, rngs=rngs), nnx.Linear(8, 2, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.last(self.dropout(nnx.relu(self.first(x))))
+
+    def train(replicas: int, accumulation: int) -> Any:
+        model = lambda: ModelSpec(module=lambda rngs: Net(rngs), optimizer=optax.sgd(0.1))  # noqa: E731
+        folder = tmp_path / f"{replicas}{accumulation}"
+        return weights(
+            small(folder, model, replicas=replicas, accumulation=accumulation).train(data, steps=12)
+        )
+
+    one = train(1, 1)
+    for split in ((4, 1), (1, 4), (2, 2)):
+        assert_close(train(*split), one, 2e-6)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from staged_estimator import X, Y, estimator, init, pipelined, undivided, weights
 
-from hotloop import EvalSpec, Hook, TrainSpec, train_and_evaluate
+from hotloop import EarlyStopping, EvalSpec, Hook, TrainSpec, train_and_evaluate
 from hotloop.engine import processes
 from hotloop.engine.device import setup
 
@@ -62,7 +62,16 @@ def everything(folder: Path, replicas: int, label: int = -1, moved: float = 0.0)
             "result": result,
             "rows": rows.tolist(),
         }
+    found["early"] = stopped_early(folder, replicas)
     return {**found, "processes": processes.count()}
+
+
+def stopped_early(folder: Path, replicas: int) -> dict[str, Any]:
+    """A training that its second evaluation ends, at update 4 of 20, with the weights of the first."""
+    hook = EarlyStopping("loss", patience=1, min_delta=100.0, restore_best=True)
+    made = estimator(folder / "early", undivided, replicas=replicas, checkpoint_steps=2)
+    result = train_and_evaluate(made, TrainSpec((X, Y), 20, (hook,)), EvalSpec((X, Y)))
+    return {"result": result, "weights": {key: value.tolist() for key, value in weights(made).items()}}
 
 
 def in_stages(folder: Path, label: int = -1, moved: float = 0.0) -> dict[str, Any]:

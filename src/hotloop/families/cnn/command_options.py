@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Literal
 
 from hotloop.errors import OptionError
-from hotloop.families.cnn.options import DatasetName, check_model, parse_synthetic
+from hotloop.families.cnn.options import (
+    DATASET_SIZES,
+    DatasetName,
+    check_dataset,
+    check_model,
+    parse_synthetic,
+)
 from hotloop.options import Options, argument, non_negative, option, positive
 
 _WORKERS = "Processes that work at the same time; none: one for each processor."
@@ -38,7 +44,13 @@ class PredictConfig(Options):
     step: int | None = option(
         None, "Checkpoint after so many updates; left out, the newest.", check=non_negative
     )
-    top: int = option(5, "So many classes for each image.", check=positive)
+    top: int | None = option(
+        None, "So many classes for each image; left out, 5, or all where there are fewer.", check=positive
+    )
+    weights: Literal["auto", "raw", "ema"] = option(
+        "auto",
+        "raw: those that were trained; ema: their averages; auto: averages where the run has them (--ema).",
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class ImportConfig(Options):
 class BuildConfig(Options):
     """Class folders of images, and how to make records of them."""
 
-    source: Path = argument("Folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG (one of the two will do).")
+    source: Path = argument("Folder with train/CLASS/*.jpg and val/CLASS/*.jpg (one of the two will do).")
     out: Path = argument(
         "Folder for the shards, labels.txt and manifest.json; an unfinished build is continued."
     )
@@ -67,6 +79,11 @@ class BuildConfig(Options):
     boxes: Path | None = option(
         None, "CSV of `file,xmin,ymin,xmax,ymax`, shares of width and height.", metavar="FILE"
     )
+    hold_out: bool = option(
+        False,
+        "From train/ alone: make validation shards too, of the tenth of each class that `hotloop cnn train --dataset "
+        "SOURCE` would hold out.",
+    )
     skip_corrupt: bool = option(False, "Leave out images that do not decode, and count them.")
     workers: int | None = option(None, _WORKERS, check=positive)
 
@@ -77,7 +94,7 @@ class BuildConfig(Options):
 
 @dataclass(frozen=True)
 class _SetConfig(Options):
-    dataset: DatasetName = option("cifar10", "The data set.")
+    dataset: str = option("cifar10", "The data set.", choices=tuple(DATASET_SIZES))
     dataset_path: Path | None = option(
         None, "Folder with the set's files; none: where `hotloop data list` finds it.", metavar="DIR"
     )
@@ -91,6 +108,12 @@ class _SetConfig(Options):
 
 @dataclass(frozen=True)
 class VerifyConfig(_SetConfig):
+    dataset: str = option(
+        "cifar10",
+        "The data set: imagenet, cifar10, cifar100, mnist; or a folder of your own images, as `cnn train` takes it.",
+        metavar="NAME|DIR",
+        check=check_dataset,
+    )
     checksums: bool = option(True, "Compare every record with its checksum; False: only count.")
     decode: bool = option(False, "Decode every image as well.")
     workers: int | None = option(None, _WORKERS, check=positive)

@@ -29,6 +29,7 @@ from hotloop.data.image_stores import (
 )
 from hotloop.data.jpeg_rows import name_decoder
 from hotloop.data.local_files import check_named_folders, find_set
+from hotloop.data.own_images import open_own_images
 from hotloop.engine import processes
 from hotloop.engine.feed import Order, Resident
 from hotloop.engine.keys import sample_keys
@@ -37,7 +38,7 @@ from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig
 from hotloop.families.cnn.images import CIFAR, augment, crop_and_flip, draw_crops_on_host, preprocess
-from hotloop.families.cnn.options import DATASET_SIZES
+from hotloop.families.cnn.options import DATASET_SIZES, FOLDER
 from hotloop.families.cnn.photographs import HostBatch, PhotoReader, Workers
 from hotloop.families.cnn.sources import (
     PhotoBatches,
@@ -46,6 +47,7 @@ from hotloop.families.cnn.sources import (
     open_store,
 )
 from hotloop.machine import usable_cores
+from hotloop.options import expand_path
 from hotloop.rehearsal import begin_work
 
 IMAGENET = DATASET_SIZES["imagenet"]._asdict()
@@ -64,6 +66,7 @@ def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
         texts=config.synset_texts,
         boxes=config.boxes,
         skip_corrupt=config.skip_corrupt,
+        hold_out=config.hold_out,
         workers=config.workers or usable_cores(),
     )
     parts = build_records.plan_build(build)
@@ -93,6 +96,8 @@ def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
 def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     """Count the images of each part and look for broken ones; DataError when there are any."""
     folder, name = config.dataset_path, config.dataset
+    if name not in DATASET_SIZES:
+        return _verify_own(config, folder if name == FOLDER and folder else expand_path(name), console)
     if name != "imagenet":
         check_named_folders(folder)
         if find_set(known_set(name), folder) is None:
@@ -123,14 +128,38 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
             for part, each in result.items()
         ],
     )
-    broken = [text for each in result.values() for text in each["broken"]]
+    _refuse_broken(folder, [text for each in result.values() for text in each["broken"]], console)
+    return {"dataset": config.dataset, "folder": str(folder), "parts": result}
+
+
+def _refuse_broken(folder: Path, broken: list[str], console: Console) -> None:
+    """Name them; DataError where there are any."""
     for text in broken[:MOST_SHOWN]:
         console.warn(text)
     if len(broken) > MOST_SHOWN:
         console.warn(f"and {len(broken) - MOST_SHOWN:,} more")
     if broken:
         raise DataError(f"{folder}: {len(broken):,} broken, first {broken[0]}")
-    return {"dataset": config.dataset, "folder": str(folder), "parts": result}
+
+
+def _verify_own(config: VerifyConfig, folder: Path, console: Console) -> Mapping[str, Any]:
+    """One's own images: what a training would see, each of them read, and with --decode decoded."""
+    own = open_own_images(folder)
+    begin_work(f"reading {folder}")
+    console.say(own.describe())
+    broken: list[str] = []
+    stores: dict[Part, ImageStore] = {"train": own.train, "validation": own.validation}
+    if is_record_folder(folder):
+        stores = {part: RecordSet(folder, part, check=config.checksums) for part in _PARTS}
+    for part, store in stores.items():
+        with console.progress(f"{part} images", len(store)) as bar:
+            broken += check_images(
+                store, decoding=config.decode, workers=config.workers or usable_cores(), advance=bar.advance
+            )
+    counts = {part: {"images": len(store)} for part, store in stores.items()}
+    console.table(["part", "images"], [[part, f"{each['images']:,}"] for part, each in counts.items()])
+    _refuse_broken(folder, broken, console)
+    return {"dataset": FOLDER, "folder": str(folder), "classes": own.classes, "parts": counts}
 
 
 def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Console) -> dict[str, Any]:

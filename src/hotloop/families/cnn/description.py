@@ -10,15 +10,19 @@ import jax
 from hotloop.data.catalogue import known_set
 from hotloop.data.dataset import read_images
 from hotloop.data.local_files import check_named_folders, find_set
+from hotloop.data.own_images import open_own_images
 from hotloop.engine import precision
 from hotloop.engine.batch_sources import BUFFER_BYTES
 from hotloop.engine.measure import describe_device
 from hotloop.engine.pipeline_table import make_table
 from hotloop.families.cnn import model
 from hotloop.families.cnn.command_options import DescribeConfig
+from hotloop.families.cnn.freezing import describe_frozen
+from hotloop.families.cnn.initial_weights import find_origin, own_checkpoints, why_anew
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.network import DEPTHS, Network, build
-from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
+from hotloop.families.cnn.options import DATASET_SIZES, PHOTOGRAPHS, DatasetSize, TrainConfig
+from hotloop.families.cnn.own_folder import expected_size, is_own, is_resident, pixel_bytes
 from hotloop.families.cnn.sources import folder_of, open_store, resident_images
 from hotloop.families.cnn.split_advice import (
     MICRO_BATCHES,
@@ -37,8 +41,10 @@ _HEADINGS = ("layer", "kind", "output", "parameters", "MFLOP", "stage may begin"
 def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) -> tuple[Job, str]:
     """The job, and what its plan does not say: network, types, rates and memory on the device."""
     # What the files hold, where they are here already: a plan fetches nothing.
-    size, folder = DATASET_SIZES[config.dataset], folder_of(config)
-    if not config.synthetic_data and config.dataset != "imagenet":
+    size, folder = expected_size(config), folder_of(config)
+    if is_own(config):
+        pass
+    elif not config.synthetic_data and config.dataset != "imagenet":
         check_named_folders(folder)
         found = find_set(known_set(config.dataset), folder)
         size = resident_images(read_images(found)).size if found and found.loadable else size
@@ -51,10 +57,14 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
     lines = [
         f"{config.model_name} on {config.dataset}, {parameters:,} parameters, "
-        f"{job.policy.compute}.{job.policy.update}, {config.optimizer}",
+        f"{job.policy.compute}.{job.policy.update}, {config.optimizer}"
+        + (f", averages of decay {config.ema:g}" if config.ema else ""),
+        *describe_augmentation(config),
         f"memory on the device: about {_bytes_on_device(job, state) / 2**20:,.0f} MiB "
         + ("for the largest stage" if job.splits else "a replica"),
     ]
+    lines += _describe_own(config, size) if is_own(config) else []
+    lines += _describe_beginning(config, job)
     if job.splits:
         table = make_table(config.pipeline_schedule, job.stages, job.batch.accumulation)
         lines.append(
@@ -72,6 +82,37 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
             f"validation: {count.samples:,} images in {count.batches} batches of {count.batch} ({count.padding} padded)"
         )
     return job, "\n".join(lines)
+
+
+def describe_augmentation(config: TrainConfig) -> list[str]:
+    """A line about what is done to training images besides crops and mirroring, where anything is."""
+    words = [
+        "TrivialAugment" if config.trivial_augment else "",
+        f"random erasing of {config.random_erasing:.0%}" if config.random_erasing else "",
+        f"mixup {config.mixup:g}" if config.mixup else "",
+        f"cutmix {config.cutmix:g}" if config.cutmix else "",
+    ]
+    return [f"augmentation: {', '.join(filter(None, words))}"] if any(words) else []
+
+
+def _describe_own(config: TrainConfig, size: DatasetSize) -> list[str]:
+    own = open_own_images(config.dataset_path)
+    mib, most = pixel_bytes(size) / 2**20, config.resident_mib
+    where = "on the device" if is_resident(config, size) else "more than that: streamed"
+    return [f"data: {own.describe()}; {mib:,.1f} MiB of pixels, --resident-mib {most}: {where}"]
+
+
+def _describe_beginning(config: TrainConfig, job: Job) -> list[str]:
+    """What the weights begin as, and which of them are trained."""
+    lines = []
+    if config.init_from is not None and own_checkpoints(config) is None:
+        own = open_own_images(config.dataset_path).classes if is_own(config) else ()
+        reason = why_anew(find_origin(config.init_from), job.network, own)
+        drawn = f"drawn anew ({reason})" if reason else "taken over"
+        lines.append(f"weights from {config.init_from}; the classifier is {drawn}")
+    if config.freeze:
+        lines.append(describe_frozen(job.network, config.freeze, job.frozen))
+    return lines
 
 
 def _bytes_on_device(job: Job, state: Any) -> int:
@@ -104,9 +145,12 @@ def _image_bytes(job: Job) -> int:
     config, batch, image = job.config, job.batch, prod(job.size.shape)
     if job.repeated:
         return batch.micro * image
-    if config.dataset != "imagenet" and not config.synthetic_data:
+    if config.dataset not in PHOTOGRAPHS and not config.synthetic_data:
         return 0
-    size = batch.global_ * image * (1 if config.eight_bit_transfer or config.synthetic_data else 4)
+    if is_own(config) and is_resident(config, job.size) and not config.synthetic_data:
+        return 0
+    is_bytes = config.eight_bit_transfer or config.synthetic_data or is_own(config)
+    size = batch.global_ * image * (1 if is_bytes else 4)
     most = job.plan.updates_per_call if job.plan else 1
     return 2 * max(1, min(most, BUFFER_BYTES // size)) * size // batch.replicas
 

@@ -7,7 +7,7 @@ the network left to do. Normalising the image is part of the program.
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +28,16 @@ from hotloop.engine.keys import seed_key, stream
 from hotloop.errors import DataError, ModelError, OptionError
 from hotloop.families.cnn import images
 from hotloop.families.cnn.network import Network, NormChoice, build, prepare_inference
-from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
-from hotloop.families.cnn.prediction import CIFAR10
+from hotloop.families.cnn.options import FOLDER, TrainConfig
+from hotloop.families.cnn.own_folder import expected_size
 from hotloop.families.cnn.presets import FAMILY, read_run_options
-from hotloop.families.cnn.saved_network import SavedNetwork, check_any, checkpoints_at, read_saved_network
+from hotloop.families.cnn.saved_network import (
+    SavedNetwork,
+    check_any,
+    checkpoints_at,
+    read_saved_network,
+    weights_of,
+)
 from hotloop.layers.highest import highest
 
 TOP = 5
@@ -39,34 +45,46 @@ EXAMPLES = 3
 _SEEN = {
     "imagenet": "the middle of a photograph, resampled to the network's size; colours minus ImageNet's mean, over its "
     "deviations",
+    FOLDER: "the middle of a photograph, resampled to the network's size; colours minus ImageNet's mean, over its "
+    "deviations",
     "mnist": "the whole image at the network's size, grey; pixels over 255",
     "cifar": "the whole image at the network's size; each minus its mean, over its standard deviation",
 }
 
 
 def from_run(
-    path: Path, *, step: int | None = None, best: bool = False, top: int | None = None
+    path: Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    top: int | None = None,
+    weights: Literal["auto", "raw", "ema"] = "auto",
 ) -> Exportable:
-    """The model of a run's checkpoint: the newest, the one after `step` updates, or the best by its validation."""
+    """The model of a run's checkpoint: the newest, the one after `step` updates, or the best by its validation; its
+    averages where it was trained with --ema, or what `weights` asks for."""
     checkpoints = checkpoints_at(path)
     check_any(checkpoints)
     saved = read_saved_network(checkpoints.folder)
+    kind = saved.choose(weights, checkpoints.run or checkpoints.folder)
     if best:
         where = checkpoints.run or checkpoints.folder
-        step = best_step(where, checkpoints.steps(), "validation_accuracy", 1)
+        metric = "validation_accuracy" if kind == "raw" else "ema_accuracy"
+        step = best_step(where, checkpoints.steps(), metric, 1)
     with checkpoints.open() as opened:
-        restored = opened.restore(saved.weights(), step, in_part=True)
+        restored = opened.restore(saved.weights(kind), step, in_part=True)
     options = read_run_options(checkpoints.run) if checkpoints.run else {}
     data = f"made-up images like {saved.dataset}'s" if options.get("synthetic_data") else saved.dataset
     source = describe_source(checkpoints.run, restored.step, data)
     source["run"] = source["run"] or str(checkpoints.folder)
+    source["weights"] = kind
     classes = _names_of_classes(saved, options.get("dataset_path"))
-    return _exportable(saved, restored.state, top, classes, source, tuple(restored.skipped))
+    state = weights_of(restored.state, kind)
+    return _exportable(saved, state, top, classes, source, tuple(restored.skipped))
 
 
 def from_options(config: TrainConfig, *, top: int | None = None) -> Exportable:
     """The network that the options name, with random weights: for measuring a server, and for nothing else."""
-    size = DATASET_SIZES[config.dataset]
+    size = expected_size(config)
     network = build(config.model_name, size.shape, size.classes, NormChoice.of(config.norm_layer))
     saved = SavedNetwork(network, config.dataset, config.precision, config.half, 1.0)
     params, statistics = network.init(stream(seed_key(config.seed or 0), "init", 0))
@@ -96,8 +114,8 @@ def rebuild(about: Mapping[str, Any], weights: Mapping[str, Any], examples: Arra
 
 def _names_of_classes(saved: SavedNetwork, folder: str | None) -> tuple[str, ...] | None:
     """In the order of the labels; None where nobody named them."""
-    if saved.dataset == "cifar10":
-        return CIFAR10
+    if saved.class_names:
+        return saved.class_names
     if saved.dataset == "mnist":
         return tuple(map(str, range(saved.network.classes)))
     if saved.dataset == "imagenet" and folder:

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.errors import OptionError
+from hotloop.families.cnn.options import PHOTOGRAPHS
 
 CIFAR = ("cifar10", "cifar100")  # images that are padded, cropped, mirrored and standardised
 PADDING = 4
@@ -26,16 +27,21 @@ CropDraws = tuple[Any, Any, Any]
 
 def augment(dataset: str, images: Array, keys: Array) -> Array:
     """Training images [B, H, W, C] for the network; each sample draws from its own key, however a batch is split."""
-    if dataset in CIFAR:
-        images = crop_and_flip(images, draw_crops(keys))
-    return preprocess(dataset, images)  # type: ignore[no-any-return]
+    return preprocess(dataset, crop(dataset, images, keys))  # type: ignore[no-any-return]
+
+
+def crop(dataset: str, images: Array, keys: Array) -> Array:
+    """CIFAR's images cropped and mirrored; digits stay as they are, and photographs were cropped on the host."""
+    if dataset not in CIFAR:
+        return images
+    return crop_and_flip(images, draw_crops(keys))  # type: ignore[no-any-return]
 
 
 def preprocess(dataset: str, images: Any) -> Any:
     """Images [B, H, W, C] for the network as they are: the part of the preprocessing that leaves nothing to chance."""
     if dataset in CIFAR:
         return standardise(images)
-    if dataset == "imagenet":  # bytes, or floats of that range, minus the mean colour, over its deviations
+    if dataset in PHOTOGRAPHS:  # bytes, or floats of that range, minus the mean colour, over its deviations
         factor, offset = (1 / (255 * STD)).astype(np.float32), (-MEAN / STD).astype(np.float32)
         return images.astype(np.float32) * factor + offset
     if "mnist" in dataset:

@@ -5,7 +5,7 @@ notice comes before the first update. What needs no device is checked before one
 """
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import jax
@@ -17,8 +17,18 @@ from hotloop.engine.device import REPLICA, device_mesh, platform
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan
 from hotloop.engine.precision import SPLIT, AutoScale, LossScale
 from hotloop.errors import OptionError
+from hotloop.families.cnn.freezing import find_frozen, leave_out
+from hotloop.families.cnn.initial_weights import check_origin, find_variant
 from hotloop.families.cnn.network import Network, NormChoice, build
-from hotloop.families.cnn.options import DATASET_SIZES, WITHOUT_EFFECT, DatasetSize, TrainConfig
+from hotloop.families.cnn.options import (
+    ADAPTIVE,
+    DECOUPLED,
+    HIGH_RATE,
+    WITHOUT_EFFECT,
+    DatasetSize,
+    TrainConfig,
+)
+from hotloop.families.cnn.own_folder import expected_size, is_own
 from hotloop.families.cnn.placement import Asked, check_placement, place, place_validation
 from hotloop.layers.norm import ReplicaGroups
 
@@ -42,6 +52,7 @@ class Job:
         str, ...
     ] = ()  # the layers that open a new stage, on a device of its own; fewer where stages merge
     repeated: bool = False  # whether every micro-batch of an update is the same one
+    frozen: frozenset[str] = frozenset()  # layers that keep what they begin with
     group: int = 1  # neighbouring replicas that take the statistics of batch norm together
     validation_devices: int = 1  # that share a batch of validation
     warnings: tuple[str, ...] = field(default=(), compare=False)
@@ -92,17 +103,30 @@ class Job:
 
 def check_before_devices(config: TrainConfig, explicit: Set[str] = frozenset()) -> None:
     """Refuse, before a device is opened and data are read, what could not work on any."""
-    _check(config, DATASET_SIZES[config.dataset], explicit)
+    size = expected_size(config)
+    network, _ = _check(fit_top_k(config, size, explicit), size, explicit)
+    check_origin(config, network)
+
+
+def fit_top_k(config: TrainConfig, size: DatasetSize, explicit: Set[str]) -> TrainConfig:
+    """--top-k of one's own images is at most their classes, unless somebody asked for more."""
+    is_default = is_own(config) and "top_k" not in explicit and config.top_k > size.classes
+    return replace(config, top_k=size.classes) if is_default else config
 
 
 def _check(config: TrainConfig, size: DatasetSize, explicit: Set[str]) -> tuple[Network, Asked]:
     """The network and the batch that are asked for; an error where no devices could make them work on this data."""
     if config.top_k > size.classes:
-        raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
-    network = build(config.model_name, size.shape, size.classes, NormChoice.of(config.norm_layer))
+        data = config.dataset_path if is_own(config) else config.dataset
+        raise OptionError(f"--top-k {config.top_k}: {data} has only {size.classes} classes")
+    norm, variant = NormChoice.of(config.norm_layer), find_variant(config)
+    network = build(config.model_name, size.shape, size.classes, norm, variant)
     asked = check_placement(config, [node.name for node in network.nodes], explicit, processes.count())
     if config.training:
         config.make_plan(size.train, asked.batch)
+        for name in ("mixup", "cutmix"):
+            if getattr(config, name) and asked.batch.global_ == 1:
+                raise OptionError(f"--{name}: a batch of one image has no other one to mix it with")
     return network, asked
 
 
@@ -119,13 +143,19 @@ def resolve(
 
     `explicit` holds the names of options from the command line itself, `configured` of those that a configuration has.
     """
+    config = fit_top_k(config, size, explicit)
     network, asked = _check(config, size, explicit)
+    frozen = find_frozen(network, config.freeze)
     instances = processes.count()
     there = len(jax.devices(platform())) if devices is None else devices
     placed = place(config, asked, there, explicit, instances)
     validation = place_validation(config, size.validation, placed, there, instances)
     plan = config.make_plan(size.train, placed.batch) if config.training else None
-    warnings = (*validation.warnings, *_warn_of_options(config, explicit))
+    warnings = (
+        *validation.warnings,
+        *_warn_of_options(config, explicit),
+        *_warn_of_rate(config, placed.batch),
+    )
     return Job(
         config=config,
         size=size,
@@ -141,10 +171,11 @@ def resolve(
             half_partials=config.half_partials,
         ),
         scale=AutoScale() if config.auto_loss_scaling else float(config.loss_scaling or 1),
-        optimiser=_make_optimiser(config, placed.batch.global_),
+        optimiser=leave_out(_make_optimiser(config, placed.batch.global_), frozen),
         rate=_make_rate(config, plan) if plan else None,
         splits=placed.splits,
         repeated=repeated,
+        frozen=frozen,
         validation_devices=validation.devices,
         group=config.dbn_replica_group_size * asked.batch.micro // placed.batch.micro,
         warnings=(*warnings, *asked.batch.warnings, *plan.warnings) if plan else warnings,
@@ -183,9 +214,28 @@ def _warn_of_options(config: TrainConfig, explicit: Set[str]) -> list[str]:
         warnings.append("--pipeline-validation-model: there are no --pipeline-splits, so it is off")
     if "pipeline_schedule" in explicit and not config.pipeline_splits:
         warnings.append("--pipeline-schedule: there are no --pipeline-splits, so it changes nothing")
+    if config.l2_regularization and config.optimizer in DECOUPLED:
+        warnings.append(
+            f"--l2-regularization {config.l2_regularization:g}: {config.optimizer} scales it away with the gradient; "
+            "--weight-decay is its decay"
+        )
+    if config.freeze and config.init_from is None:
+        warnings.append(f"--freeze {config.freeze}: without --init-from the frozen layers stay random")
     if config.ckpt_all_instances and processes.count() == 1:
         warnings.append("--ckpt-all-instances: this is the only process, so it is off")
     return warnings
+
+
+def _warn_of_rate(config: TrainConfig, batch: Batch) -> list[str]:
+    """A rate that was meant for a whole batch, and grew with it: people know those of adaptive rules by heart."""
+    given = config.lr_schedule_params.get("initial_learning_rate", 0)
+    if not config.training or config.optimizer not in ADAPTIVE or given * batch.global_ <= HIGH_RATE:
+        return []
+    return [
+        f"--lr-schedule-params: initial_learning_rate {given:g} is for one sample, and times the global batch "
+        f"{batch.global_:,} {given * batch.global_:g}: much for {config.optimizer}; for a rate of {given:g} give "
+        f"{given / batch.global_:.4g}"
+    ]
 
 
 def _name_ignored(config: TrainConfig, named: Set[str]) -> list[str]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.engine import processes, stage_rows
+from hotloop.engine import ema, processes, stage_rows
 from hotloop.engine.keys import stream
 from hotloop.engine.loop import Prepared
 from hotloop.engine.pipeline import (
@@ -28,12 +28,14 @@ from hotloop.engine.pipeline import (
 from hotloop.engine.plan import Batch
 from hotloop.engine.precision import Trained, init_trained, update_weights
 from hotloop.engine.stage_rows import StageRows
-from hotloop.families.cnn import images
+from hotloop.families.cnn import augmentation, images, mixing
+from hotloop.families.cnn.freezing import stop_gradients
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.network import (
     BATCH_NORM,
     INPUT,
     Network,
+    Params,
     Statistics,
     prepare_inference,
     prepared_logits,
@@ -46,24 +48,36 @@ State = Any
 ImageBatch = Mapping[str, Array]
 MergeRule = Literal["spread", "seed"]
 TRAINED = ("params", "optimiser", "statistics", "scale")  # the names under which a state has what is Trained
+AVERAGED = {"ema_params": "params", "ema_statistics": "statistics"}
+"""The names under which a state with --ema has averages, and those of what they are averages of."""
 
 
-def init(job: Job, key: Array) -> State:
-    """Fresh weights, an optimiser that has seen nothing, no update yet; undivided, as a checkpoint has them."""
-    trained = init_trained(job.policy, job.optimiser, job.scale, *job.network.init(key))
-    return {**dict(zip(TRAINED, trained, strict=True)), "update": jnp.zeros((), jnp.int32)}
+def init(job: Job, key: Array, weights: tuple[Params, Statistics] | None = None) -> State:
+    """Fresh weights (or these), an optimiser that has seen nothing, no update yet; undivided, as a checkpoint has
+    them."""
+    # Copied: memory of the host's own cannot be donated to the first call.
+    first = job.network.init(key) if weights is None else jax.tree.map(partial(jnp.array, copy=True), weights)
+    trained = init_trained(job.policy, job.optimiser, job.scale, *first)
+    state = {**dict(zip(TRAINED, trained, strict=True)), "update": jnp.zeros((), jnp.int32)}
+    return state | ({name: ema.start(state[of]) for name, of in AVERAGED.items()} if job.config.ema else {})
 
 
-def start(job: Job, key: Array) -> State:
-    """A fresh state as `update` takes it: in stages no device ever holds more of it than its own."""
+def start(job: Job, key: Array, weights: tuple[Params, Statistics] | None = None) -> State:
+    """A fresh state (or one with these weights) as `update` takes it: in stages no device ever holds more of it than
+    its own."""
     if not job.splits:
-        return init(job, key)
+        return init(job, key, weights)
     assert job.mesh is not None
-    params, statistics = job.network.init_on_host(key)
+    params, statistics = weights or job.network.init_on_host(key)
     layers = layers_by_stage(job.network, job.splits)
     fresh = start_in_stages(params, statistics, layers, job.policy, job.optimiser, job.scale, job.mesh)
     update = stage_rows.place_everywhere(np.int32(0), job.mesh)
-    return {**dict(zip(TRAINED, fresh, strict=True)), "update": update}
+    averages: State = {}
+    if job.config.ema:  # on the host: the whole need fit on no device
+        first = {"params": job.policy.to_update(params), "statistics": statistics}
+        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), first)
+        averages = {name: _divide(job, wide[of]) for name, of in AVERAGED.items()}
+    return {**dict(zip(TRAINED, fresh, strict=True)), "update": update, **averages}
 
 
 def random_weights(job: Job, key: Array) -> State:
@@ -82,19 +96,21 @@ def spread(job: Job, state: State) -> State:
     return {
         **dict(zip(TRAINED, new, strict=True)),
         "update": stage_rows.place_everywhere(state["update"], job.mesh),
+        **{name: _divide(job, state[name]) for name in AVERAGED if name in state},
     }
 
 
 def spread_weights(job: Job, weights: State) -> State:
     """Undivided `params` and `statistics` as `evaluate_stages` takes them."""
+    return {name: _divide(job, weights[name]) for name in ("params", "statistics")}
+
+
+def _divide(job: Job, tree: Any) -> StageRows:
+    """A tree by layers, each on the device of its stage."""
     assert job.mesh is not None
-    mesh, layers = job.mesh, [set(names) for names in layers_by_stage(job.network, job.splits)]
-
-    def divide(tree: Any) -> StageRows:
-        parts = [{name: tree[name] for name in tree if name in own} for own in layers]
-        return stage_rows.divide(parts, tree, mesh)
-
-    return {name: divide(weights[name]) for name in ("params", "statistics")}
+    layers = [set(names) for names in layers_by_stage(job.network, job.splits)]
+    parts = [{name: tree[name] for name in tree if name in own} for own in layers]
+    return stage_rows.divide(parts, tree, job.mesh)
 
 
 def gather(state: State) -> State:
@@ -112,10 +128,13 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
     counts = count_values(network, job.batch, config.statistics_rule)
 
     def finish(moving: Statistics, centre: RunningStatistics, spread: RunningStatistics) -> Statistics:
-        return move_statistics(moving, finish_statistics(centre, spread), network.norm.momentum, counts)
+        moved = move_statistics(moving, finish_statistics(centre, spread), network.norm.momentum, counts)
+        return moved | _frozen_norms(job, moving)
 
     def begin(moving: Statistics) -> RunningStatistics:
-        return RunningStatistics(jnp.int32(0), jax.tree.map(jnp.zeros_like, moving))
+        return RunningStatistics(
+            jnp.int32(0), jax.tree.map(jnp.zeros_like, moving) | _frozen_norms(job, moving)
+        )
 
     step: Callable[..., Any] = partial(update_weights, _loss(job), group=job.group)
     if job.splits:
@@ -124,6 +143,8 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
     def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
         assert job.rate is not None
         rate = job.rate(state["update"])
+        if mixing.is_mixed(config):
+            batch = mixing.add_partners(batch)
         new, figures = step(
             Trained(*(state[name] for name in TRAINED)),
             batch,
@@ -142,7 +163,11 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
         if config.auto_loss_scaling:
             figures["loss_scaling_factor"] = new.scale.scale
         figures["learning_rate"] = rate
-        return {**dict(zip(TRAINED, new, strict=True)), "update": state["update"] + 1}, figures
+        found = {**dict(zip(TRAINED, new, strict=True)), "update": state["update"] + 1}
+        if config.ema:
+            decay = ema.decay_at(config.ema, state["update"])
+            found |= {name: ema.move(state[name], found[of], decay) for name, of in AVERAGED.items()}
+        return found, figures
 
     return one
 
@@ -155,12 +180,14 @@ def _loss(job: Job) -> Callable[..., Any]:
 
     def loss(params: Any, running: RunningStatistics, samples: ImageBatch, keys: Array) -> tuple[Array, Any]:
         seen = _see(job, samples, keys)
+        params, kept = stop_gradients(params, job.frozen), _frozen_norms(job, running.merged)
         if whole.inner:
-            values, found = whole.train(network, params, {INPUT: seen}, job.groups)
+            values, found = whole.train(network, params, {INPUT: seen}, job.groups, kept)
             (logits,) = values.values()
         else:
-            logits, found = apply(params, {}, seen, train=True)
-        mean, figures = _judge(config, logits, samples["label"])
+            by_kept: dict[str, Any] = {"frozen": kept} if kept else {}
+            logits, found = apply(params, {}, seen, train=True, **by_kept)
+        mean, figures = _judge(job, logits, samples, keys)
         return mean, (add_statistics(running, found, config.statistics_rule), figures)
 
     return loss
@@ -175,30 +202,50 @@ def _training_stages(job: Job) -> tuple[Callable[..., Any], ...]:
         number: int, params: Any, running: RunningStatistics, values: Any, samples: ImageBatch, keys: Array
     ) -> tuple[Any, Any]:
         entering = values if number else {INPUT: _see(job, samples, keys)}
-        values, found = stages[number].train(network, params, entering)
+        params, kept = stop_gradients(params, job.frozen), _frozen_norms(job, running.merged)
+        values, found = stages[number].train(network, params, entering, frozen=kept)
         running = add_statistics(running, found, config.statistics_rule)
         if number + 1 < len(stages):
             return values, (running, {})
         (logits,) = values.values()
-        mean, figures = _judge(config, logits, samples["label"])
+        mean, figures = _judge(job, logits, samples, keys)
         return mean, (running, figures)
 
     return tuple(partial(run, number) for number in range(len(stages)))
 
 
+def _frozen_norms(job: Job, statistics: Statistics) -> Statistics:
+    """Of the norms that --freeze leaves as they are."""
+    return {name: layer for name, layer in statistics.items() if name in job.frozen}
+
+
 def _see(job: Job, samples: ImageBatch, keys: Array) -> Array:
     """Images as the network takes them. Synthetic ones that are repeated are not cropped, and photographs were on the
-    host."""
-    dataset, pixels = job.config.dataset, samples["image"]
-    seen = images.preprocess(dataset, pixels) if job.repeated else images.augment(dataset, pixels, keys)
+    host, but for those that stay on the device, larger than the network's."""
+    config, pixels, side, cropped = job.config, samples["image"], job.size.shape[0], not job.repeated
+    if mixing.is_mixed(config):
+        others = samples[f"{mixing.OTHER}image"]
+        seen = augmentation.see_mixed(config, pixels, others, keys, side=side, cropped=cropped)
+    else:
+        seen = augmentation.see(config, pixels, keys, side=side, cropped=cropped)
     return job.policy.to_compute(seen)
 
 
-def _judge(config: TrainConfig, logits: Array, labels: Array) -> tuple[Array, dict[str, Array]]:
-    """The mean loss, and the figures of a training."""
-    mean = losses.cross_entropy(logits, labels, config.label_smoothing).mean()
-    right = losses.correct(logits, labels, 1).mean(dtype=jnp.float32)
-    return mean, {"loss": mean, "training_accuracy": right}
+def _judge(job: Job, logits: Array, samples: ImageBatch, keys: Array) -> tuple[Array, dict[str, Array]]:
+    """The mean loss, and the figures of a training; of mixed images both labels count, in their shares."""
+    config = job.config
+
+    def judge(labels: Array) -> tuple[Array, Array]:
+        return losses.cross_entropy(logits, labels, config.label_smoothing), losses.correct(logits, labels, 1)
+
+    loss, right = judge(samples["label"])
+    if mixing.is_mixed(config):
+        # Drawn again: in stages the last one has not seen the images.
+        share = mixing.draw_mixing(config, keys, *job.size.shape[:2]).share
+        both = zip((loss, right), judge(samples[f"{mixing.OTHER}label"]), strict=True)
+        loss, right = (mixing.mean_of_both(own, other, share) for own, other in both)
+    mean = loss.mean()
+    return mean, {"loss": mean, "training_accuracy": right.mean(dtype=jnp.float32)}
 
 
 def evaluate(job: Job) -> Callable[[State, ImageBatch], Mapping[str, Array]]:
@@ -261,7 +308,8 @@ class RunningStatistics(NamedTuple):
 def add_statistics(
     running: RunningStatistics, part: Statistics, rule: MergeRule = "spread"
 ) -> RunningStatistics:
-    """One more micro-batch (Chan, Golub and LeVeque, 1979): no squares of means, so nothing cancels."""
+    """One more micro-batch (Chan, Golub and LeVeque, 1979): no squares of means, so nothing cancels. A layer that it
+    has no statistics of is frozen, and stays."""
     parts = running.parts + 1
 
     def layer(old: dict[str, Array], new: dict[str, Array]) -> dict[str, Array]:
@@ -273,7 +321,8 @@ def add_statistics(
             "variance": old["variance"] + share * (new["variance"] - old["variance"] + spread),
         }
 
-    return RunningStatistics(parts, {name: layer(old, part[name]) for name, old in running.merged.items()})
+    merged = {name: layer(old, part[name]) if name in part else old for name, old in running.merged.items()}
+    return RunningStatistics(parts, merged)
 
 
 def finish_statistics(centre: RunningStatistics, spread: RunningStatistics) -> Statistics:

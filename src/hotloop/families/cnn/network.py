@@ -3,7 +3,7 @@
 A network is a flat list of named layers, so that it can be run in part. ResNet-18 to -152 (He et al., 2015; the stride
 in the 3x3 convolution, "v1.5") come in two variants: Keras' (a projection in the first block of every stack, SAME
 padding) and torch's (a projection only where shapes differ, one pixel of padding on each side); layer names are Keras'.
-The cifar_resnets have 6n + 2 layers (section 4.2 there) and shortcuts without parameters.
+The cifar_resnets have 6n + 2 layers (section 4.2 there) and shortcuts without parameters; some are wider than there.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from jax import Array, lax
 
 from hotloop.engine.precision import Policy
 from hotloop.errors import OptionError
-from hotloop.families.cnn.options import MODELS, cifar_layers
+from hotloop.families.cnn.options import MODELS, CifarSize, cifar_size
 from hotloop.layers import conv, norm
 from hotloop.layers.conv import max_pool
 from hotloop.layers.dense import product, wide, with_bias
@@ -133,8 +133,8 @@ class Network:
         builder = NetworkBuilder(self.shape, self.norm, self.epsilon)
         if self.model in DEPTHS:
             _build_resnet(builder, self.model, self.classes, self.variant)
-        elif self.model.startswith("cifar"):
-            _build_cifar_resnet(builder, int(self.model.removeprefix("cifar_resnet")), self.classes)
+        elif size := cifar_size(self.model):
+            _build_cifar_resnet(builder, size, self.classes)
         else:
             _build_toy(builder, self.classes, has_norms=self.model == "toy_model_bn")
         return tuple(builder.nodes)
@@ -174,22 +174,23 @@ class Network:
 
     def init(self, key: Array) -> tuple[Params, Statistics]:
         """Fresh float32 parameters, and statistics of mean 0 and variance 1 for each batch norm."""
-        return draw(key, self._specs), self._first_statistics(jnp)
+        # From the host: a device would compile a program for each number of channels.
+        return draw(key, self._specs), jax.tree.map(jax.device_put, self._first_statistics())
 
     def init_on_host(self, key: Array) -> tuple[Any, Any]:
         """The same numbers as host arrays; no device ever holds more than a piece of them."""
-        return draw_on_host(key, self._specs), self._first_statistics(np)
+        return draw_on_host(key, self._specs), self._first_statistics()
 
     @property
     def _specs(self) -> dict[str, dict[str, Spec]]:
         """What parameters start from."""
         return {node.name: node.parameters for node in self.nodes if node.parameters}
 
-    def _first_statistics(self, xp: Any) -> Any:
-        """As arrays of `xp`: numpy's or jax's."""
+    def _first_statistics(self) -> Any:
+        """As host arrays."""
         channels = {node.name: node.shape[-1] for node in self.nodes if node.kind == BATCH_NORM}
         return {
-            name: {"mean": xp.zeros(count, np.float32), "variance": xp.ones(count, np.float32)}
+            name: {"mean": np.zeros(count, np.float32), "variance": np.ones(count, np.float32)}
             for name, count in channels.items()
         }
 
@@ -201,10 +202,14 @@ class Network:
         *,
         train: bool,
         groups: ReplicaGroups | None = None,
+        frozen: Statistics | None = None,
     ) -> tuple[Array, Statistics]:
-        """Float32 logits [N, classes] and, in training, the statistics of the batch at each batch norm."""
-        values = {INPUT: images_NHWC}
-        values, batch = self.run(params, statistics, values, 0, len(self.nodes), train=train, groups=groups)
+        """Float32 logits [N, classes] and, in training, the statistics of the batch at each batch norm that is not
+        frozen."""
+        values, stop = {INPUT: images_NHWC}, len(self.nodes)
+        values, batch = self.run(
+            params, statistics, values, 0, stop, train=train, groups=groups, frozen=frozen
+        )
         return values[self.nodes[-1].name], batch
 
     def run(
@@ -217,22 +222,27 @@ class Network:
         *,
         train: bool,
         groups: ReplicaGroups | None = None,
+        frozen: Statistics | None = None,
     ) -> tuple[dict[str, Array], Statistics]:
         """The layers `start` to `stop`, from the values that cross `start` to those that cross `stop`.
 
         A batch norm goes by the batch in training (with `groups`, by those of a group of replicas), whose float32 mean
-        and biased variance come back too, and by its statistics otherwise. Where there are none, it was folded away
-        (`fold_norms`): its bias is left.
+        and biased variance come back too, and by its statistics otherwise; those that are `frozen` go by theirs in
+        training, too. Where there are none, it was folded away (`fold_norms`): its bias is left.
         """
         known, batch, wanted = dict(values), Statistics(), self.crossing(stop)
+        kept = (frozen or {}) if train else statistics
         joined: set[str] = set()
         for node in self.nodes[start:stop]:
             name, leaves = node.name, params.get(node.name, {})
             if name in joined:
                 continue
             xs = [known[x] for x in node.inputs]
+            by_batch = train and name not in kept
             can_join = (
-                self._can_join_norm(node, xs, groups) if train else self._can_join_bias(node, xs, params)
+                by_batch and self._can_join_norm(node, xs, groups)
+                if train
+                else self._can_join_bias(node, xs, params)
             )
             if can_join and (ending := self._ending(name, known, stop)):
                 known[ending.layers[-1]], found = self._run_joined(node, ending, params, known)
@@ -240,13 +250,13 @@ class Network:
                 batch |= found
             elif node.apply is not None:
                 known[name] = node.apply(leaves, *xs)
-            elif train:
+            elif by_batch:
                 known[name], mean, variance = norm.batch_norm(
                     xs[0], leaves["scale"], leaves["offset"], self.epsilon, groups
                 )
                 batch[name] = {"mean": mean, "variance": variance}
-            elif name in statistics:
-                known[name] = norm.normalise(xs[0], **leaves, **statistics[name], epsilon=self.epsilon)
+            elif name in kept:
+                known[name] = norm.normalise(xs[0], **leaves, **kept[name], epsilon=self.epsilon)
             else:
                 known[name] = xs[0] + leaves["bias"].astype(xs[0].dtype)
         return {name: known[name] for name in wanted}, batch
@@ -307,10 +317,10 @@ def build(
     variant: Variant = "keras",
 ) -> Network:
     """The network of that name for images of `shape` (rows, columns, channels)."""
-    if model not in MODELS and not cifar_layers(model):
+    if model not in MODELS and not cifar_size(model):
         raise OptionError(
             f"--model-name: there is no {model!r}; the models are {', '.join(MODELS)} "
-            "and any other cifar_resnet of 6n + 2 layers"
+            "and any other cifar_resnet of 6n + 2 layers, x2 to x99 as wide"
         )
     if variant != "keras" and model not in DEPTHS:
         raise OptionError(f"--model-name: {model} has no variant {variant!r}: only {', '.join(DEPTHS)} have")
@@ -531,10 +541,11 @@ def _build_resnet(builder: NetworkBuilder, model: str, classes: int, variant: Va
     builder.logits("predictions", builder.mean_pool("avg_pool", x), classes)
 
 
-def _build_cifar_resnet(builder: NetworkBuilder, layers: int, classes: int) -> None:
-    x = builder.norm_relu("conv1", builder.conv("conv1_conv", INPUT, 16, 3))
-    for stack, filters in enumerate((16, 32, 64), start=2):
-        for i in range(1, (layers - 2) // 6 + 1):
+def _build_cifar_resnet(builder: NetworkBuilder, size: CifarSize, classes: int) -> None:
+    widths = tuple(size.width * channels for channels in (16, 32, 64))
+    x = builder.norm_relu("conv1", builder.conv("conv1_conv", INPUT, widths[0], 3))
+    for stack, filters in enumerate(widths, start=2):
+        for i in range(1, (size.layers - 2) // 6 + 1):
             name, halved = f"conv{stack}_block{i}", i == 1 and stack > 2
             shortcut = builder.pad_shortcut(f"{name}_shortcut", x) if halved else x
             stride, conv_name = (2, "conv_ds") if halved else (1, "conv")

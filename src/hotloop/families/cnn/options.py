@@ -26,6 +26,7 @@ from hotloop.options import (
     Params,
     argument,
     between,
+    expand_path,
     folder_name,
     non_negative,
     option,
@@ -35,11 +36,11 @@ from hotloop.options import (
 )
 
 PIPELINE = "Pipeline stages"
-_run, _batch, _events, _data, _model, _optimiser, _rate, _numbers, _validation, _records, _pipeline = (
+_run, _batch, _events, _data, _model, _optimiser, _rate, _numbers, _validation, _records, _pipeline, _augment = (
     partial(option, group=group)
     for group in (
         RUN_GROUP, BATCH_GROUP, EVENTS_GROUP, "Data", "Model", "Optimiser", "Learning rate", "Numbers", "Validation",
-        "Records", PIPELINE,
+        "Records", PIPELINE, "Augmentation",
     )
 )  # fmt: skip
 NORMS = {  # --norm-layer's names -> the keys that each may have
@@ -48,13 +49,26 @@ NORMS = {  # --norm-layer's names -> the keys that each may have
     "group_norm": ("num_groups", "channels_per_group"),
 }
 ADAPTIVE_KEYS = ("eeta", "epsilon", "weight_decay")
+DECOUPLED = ("adamw", "muon")  # rules with a decay of their own that is --weight-decay's
+ADAPTIVE = ("adam", *DECOUPLED)  # rules whose steps are about as large as the rate, whatever the gradient
+HIGH_RATE = 0.1  # for these
 DECAY_KEYS = ("epochs_to_total_decay", "end_learning_rate_ratio", "power", "boundaries", "values")
 DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
+FOLDER = (
+    "folder"  # --dataset's word for images of one's own, at --dataset-path; --dataset DIR is short for both
+)
+PHOTOGRAPHS = (
+    "imagenet",
+    FOLDER,
+)  # images of any size, of which the network sees the middle, by ImageNet's colours
+RESIDENT_MIB = 2048  # a few thousand images of 256 x 256, and little of any accelerator's memory
+ALL_BUT_CLASSIFIER = "all-but-classifier"
 SYNTHETIC = {"host": "host", "device": "device", "cpu": "host", "ipu": "device"}
 """Every word for where synthetic data are made -> the one used here."""
 MODELS = (
     *(f"resnet{layers}" for layers in (18, 34, 50, 101, 152)),
     *(f"cifar_resnet{layers}" for layers in (8, 20, 32, 44, 56)),
+    "cifar_resnet20x8",
     "toy_model",
     "toy_model_bn",
 )
@@ -75,18 +89,45 @@ DATASET_SIZES = {  # --dataset -> what its complete files hold; synthetic data h
 }
 
 
-def cifar_layers(model: str) -> int | None:
-    """The layers that a name such as cifar_resnet20 asks for; None for other names and for numbers not 6n + 2."""
-    found = re.fullmatch(r"cifar_resnet([1-9][0-9]{0,3})", model)
+class CifarSize(NamedTuple):
+    layers: int
+    width: int  # times the channels of the paper
+
+
+def cifar_size(model: str) -> CifarSize | None:
+    """What a name such as cifar_resnet20 or cifar_resnet20x8 (eight times as wide) asks for; None for other names and
+    for numbers of layers not 6n + 2."""
+    found = re.fullmatch(r"cifar_resnet([1-9][0-9]{0,3})(?:x([2-9]|[1-9][0-9]))?", model)
     layers = int(found[1]) if found else 0
-    return layers if layers >= 8 and layers % 6 == 2 else None
+    return CifarSize(layers, int(found[2] or 1)) if found and layers >= 8 and layers % 6 == 2 else None
+
+
+def check_dataset(name: Any) -> str | None:
+    """The reason why a name is neither a set's nor a folder's."""
+    known = (*DATASET_SIZES, FOLDER)
+    if name.lower() in known or expand_path(name).is_dir():
+        return None
+    hint = did_you_mean(name, known)
+    listed = f"no such folder, and none of the sets {', '.join(DATASET_SIZES)}"
+    return listed if hint.startswith("; known") else listed + hint
+
+
+def check_freeze(text: Any) -> str | None:
+    """The reason why a text is none of the three forms; how many stages there are the network knows."""
+    if text in ("stem", ALL_BUT_CLASSIFIER) or re.fullmatch(r"stages:[1-9][0-9]?", text):
+        return None
+    return f"must be stem, stages:N (the stem and the first N stages) or {ALL_BUT_CLASSIFIER}"
 
 
 def check_model(name: Any) -> str | None:
     """The reason why a name is no model's, with all the names that are."""
-    if name in MODELS or cifar_layers(name):
+    if name in MODELS or cifar_size(name):
         return None
-    return f"must be one of {', '.join(MODELS)}, or another cifar_resnet of 6n + 2 layers"
+    return f"must be one of {', '.join(MODELS)}, or another cifar_resnet of 6n + 2 layers, x2 to x99 as wide"
+
+
+def check_decay(value: Any) -> str | None:
+    return None if 0 < value < 1 else "must lie between 0 and 1, such as 0.999"
 
 
 def parse_synthetic(text: str) -> str:
@@ -152,8 +193,25 @@ class TrainConfig(Options, PlanOptions):
         "Stop where a configuration asks for more devices than there are, instead of merging stages and "
         "accumulating for the missing replicas.",
     )
-    dataset: DatasetName = _data("cifar10", "The images.")
+    dataset: str = _data(
+        "cifar10",
+        "The images: imagenet, cifar10, cifar100, mnist; or a folder of your own, with train/CLASS/*.jpg and, if you "
+        "have them, val/CLASS/*.jpg (else a tenth is held out), or with records of `hotloop cnn build-records`.",
+        metavar="NAME|DIR",
+        check=check_dataset,
+    )
     dataset_path: Path = _data(Path(), "Folder with the data set's files.")
+    image_size: int | None = _data(
+        None,
+        "Own images: pixels a side that the network sees; left out, 224 for resnets, 32 for others.",
+        check=between(8, 1024),
+    )
+    resident_mib: int = _data(
+        RESIDENT_MIB,
+        "Own images: at most so many MiB of pixels, decoded once, stay on the device; larger sets are streamed, and "
+        "decoded again each time.",
+        check=non_negative,
+    )
     synthetic_data: Literal["host", "device"] | None = _data(
         None,
         "Train on made-up images of the data set's shape, from the host (cpu) or made on the device (ipu).",
@@ -182,7 +240,8 @@ class TrainConfig(Options, PlanOptions):
     )
     model_name: str = _model(
         "toy_model",
-        "The network: resnet18, 34, 50, 101, 152; cifar_resnet8, 20, 32, 44, 56; toy_model, toy_model_bn.",
+        "The network: resnet18, 34, 50, 101, 152; cifar_resnet8, 20, 32, 44, 56, and 20x8, which is eight times as "
+        "wide; toy_model, toy_model_bn.",
         aliases=("--model",),
         metavar="NAME",
         check=check_model,
@@ -203,19 +262,61 @@ class TrainConfig(Options, PlanOptions):
     label_smoothing: float | None = _model(
         None, "Share of each label spread over all classes.", check=between(0, 1)
     )
+    init_from: Path | None = _model(
+        None,
+        "Weights to begin with: a .safetensors file of a torchvision or timm ResNet, a run's folder or one of "
+        "checkpoints (the newest; its averages where it has --ema), or an exported model; for other classes "
+        "the classifier is drawn anew.",
+        metavar="PATH",
+    )
+    freeze: str | None = _model(
+        None,
+        "Layers that keep the weights and norm statistics that they begin with: stem, stages:N (the stem and the first "
+        "N stages) or all-but-classifier.",
+        metavar="LAYERS",
+        check=check_freeze,
+    )
+    mixup: float = _augment(
+        0.0,
+        "Add another image of the batch to each, its label too, in shares of Beta(ALPHA, ALPHA) (0.2 is usual); with "
+        "--cutmix one of the two, drawn for each image. 0: not at all.",
+        metavar="ALPHA",
+        check=non_negative,
+    )
+    cutmix: float = _augment(
+        0.0,
+        "Put a part of another image of the batch into each, its label by the part's area, which is one minus "
+        "Beta(ALPHA, ALPHA) (1 is usual). 0: not at all.",
+        metavar="ALPHA",
+        check=non_negative,
+    )
+    trivial_augment: bool = _augment(
+        False,
+        "Change each image in one of 14 ways (shear, rotate, contrast, ...), of any strength, drawn evenly: "
+        "TrivialAugment's wide space. After crops and mirroring.",
+    )
+    random_erasing: float = _augment(
+        0.0,
+        "Erase a part of 2 to 33 % of so many of the images (0.25 is usual), before they are mixed.",
+        metavar="SHARE",
+        check=between(0, 1),
+    )
     optimizer: str = _optimiser(
         "sgd",
-        "The update rule; muon is for matrices and kernels, everything else goes by adam.",
+        "The update rule. muon is for kernels and matrices; scales, offsets and biases go by adam at the same rate "
+        "(consistent_rms 0.2 lets both take steps of one size).",
         choices=tuple(dict.fromkeys(("sgd", "lars", "rmsprop", *OPTIMISERS))),
     )
     optimizer_params: Params = _optimiser(
         Params(momentum=0),
         "sgd, momentum: momentum, nesterov; lars: momentum, weight_decay, eeta, epsilon; rmsprop: momentum, "
         "base_decay_exponent, epsilon; rmsprop_outside: decay, epsilon; "
-        "adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
+        "adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay, consistent_rms, adam_b1, adam_b2.",
     )
     weight_decay: float = _optimiser(
-        0.0, "Decay beside the rule: the step is -rate * (rule + X * W).", check=non_negative
+        0.0,
+        "Decay beside the rule: the step is -rate * (rule + X * W). adamw's own, 1e-4, unless it is given there.",
+        check=non_negative,
     )
     l2_regularization: float = _optimiser(
         0.0,
@@ -224,6 +325,13 @@ class TrainConfig(Options, PlanOptions):
     )
     exclude_norms_and_biases: bool = _optimiser(
         False, "Leave scales, offsets and biases out of both decays; most recent recipes do."
+    )
+    ema: float | None = _optimiser(
+        None,
+        "Also keep an average of weights and of norms' statistics, which moves by 1 - DECAY an update (0.999 is usual; "
+        "the first updates move it more). It is validated beside the weights, and is what export and predict take.",
+        metavar="DECAY",
+        check=check_decay,
     )
     lr_schedule: str = _rate("const", "Shape of the rate over the run.", choices=tuple(SCHEDULES))
     lr_schedule_params: Params = _rate(
@@ -329,6 +437,14 @@ class TrainConfig(Options, PlanOptions):
     )
     without_effect: Params = option_table(*WITHOUT_EFFECT)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset.lower() in (*DATASET_SIZES, FOLDER):
+            object.__setattr__(self, "dataset", self.dataset.lower())
+        else:  # `--dataset DIR`
+            object.__setattr__(self, "dataset_path", expand_path(self.dataset))
+            object.__setattr__(self, "dataset", FOLDER)
+
     def check(self) -> None:
         """What depends on the data, the devices or the layers of the model is checked by `job.resolve`."""
         mapping, stages, group = self.device_mapping, self.stages, self.dbn_replica_group_size
@@ -368,9 +484,16 @@ class TrainConfig(Options, PlanOptions):
             if self.without_effect.get("fused_preprocessing"):
                 raise OptionError("--fused-preprocessing: needs --accelerator-side-preprocess")
         _check_norm(self.norm_layer)
+        if self.init_from is not None and not self.training:
+            raise OptionError(f"--init-from {self.init_from}: there is no training to begin; leave it out")
         if self.auto_loss_scaling:
             _check_automatic_scaling(self)
         check_optimiser(self.optimizer, self.optimizer_params)
+        if self.weight_decay and self.optimizer in DECOUPLED and "weight_decay" in self.optimizer_params:
+            raise OptionError(
+                f"--weight-decay {self.weight_decay:g}: is what {self.optimizer}'s weight_decay in --optimizer-params "
+                "is; keep one"
+            )
         check_schedule(self.lr_schedule, self.lr_schedule_params, self.lr_warmup_params)
         check_loss_scaling(self.loss_scaling, self.auto_loss_scaling)
         if self.ckpt_all_instances and self.ckpts_per_epoch == 0:

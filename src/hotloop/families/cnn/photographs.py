@@ -23,6 +23,7 @@ from hotloop.data.image_stores import EncodedImage, ImageStore
 from hotloop.data.jpeg import ImageError, Pixels, open_image
 from hotloop.data.jpeg_rows import read_rows
 from hotloop.errors import DataError
+from hotloop.families.cnn.options import PHOTOGRAPHS
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -178,8 +179,8 @@ def _between(
 
 
 def fit_to_network(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> Pixels:
-    """An RGB image as the bytes that a network sees: of ImageNet's the middle as in validation, of others all of it."""
-    if dataset == "imagenet":
+    """An RGB image as the bytes that a network sees: of photographs the middle as in validation, of others all."""
+    if dataset in PHOTOGRAPHS:
         return resample(np.asarray(image), grid_of_middle(*image.size, shape[0]), shape[0]).astype(np.uint8)
     resized = image.convert("L" if shape[2] == 1 else "RGB").resize((shape[1], shape[0]))
     return np.asarray(resized, np.uint8).reshape(shape)

@@ -1,6 +1,7 @@
 """`hotloop cnn predict`: the likeliest classes of image files, by a checkpoint alone.
 
-ImageNet's networks see the middle of a photograph as in validation; the others see the whole image at their size.
+ImageNet's networks, and those of one's own images, see the middle of a photograph as in validation; the others see the
+whole image at their size.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,16 +24,17 @@ from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import images
 from hotloop.families.cnn.command_options import PredictConfig
 from hotloop.families.cnn.network import inference_logits
+from hotloop.families.cnn.options import PHOTOGRAPHS
 from hotloop.families.cnn.photographs import fit_to_network
-from hotloop.families.cnn.saved_network import check_any, checkpoints_at, read_saved_network
+from hotloop.families.cnn.saved_network import check_any, checkpoints_at, read_saved_network, weights_of
 
 if TYPE_CHECKING:
     from PIL import Image
 
 # So many times as wide, as high, or as long in form, or so many times less: the network sees something else then.
 FAR = 2
+TOP = 5
 GREY = 16  # differences of an image's channels below which it is grey; JPEG leaves a few
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
@@ -40,7 +42,9 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
     checkpoints = checkpoints_at(config.run)
     check_any(checkpoints)
     known = read_saved_network(checkpoints.folder)
-    if config.top > known.network.classes:
+    kind = known.choose(config.weights, checkpoints.run or checkpoints.folder)
+    top = min(TOP, known.network.classes) if config.top is None else config.top
+    if top > known.network.classes:
         raise OptionError(f"--top {config.top}: there are only {known.network.classes} classes")
     shape, dataset = known.network.shape, known.dataset
     pixels = []
@@ -50,18 +54,18 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
             console.warn(f"{path}: unlike the images of the training: {'; '.join(differences)}")
         pixels.append(found)
     with checkpoints.open() as opened:
-        restored = opened.restore(known.weights(), config.step, in_part=True).warn()
+        restored = opened.restore(known.weights(kind), config.step, in_part=True).warn()
 
     def predict(weights: Any, pixels: jax.Array) -> jax.Array:
         seen = images.preprocess(dataset, pixels)
         return jax.nn.softmax(inference_logits(known.network, known.policy, weights, seen))
 
     with console.progress("predicting"):
-        shares = _on_devices(predict, restored.state, np.stack(pixels))
+        shares = _on_devices(predict, weights_of(restored.state, kind), np.stack(pixels))
     predictions: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
-        order = np.argsort(-row, kind="stable")[: config.top]
-        names = {int(k): CIFAR10[k] if dataset == "cifar10" else f"class {k}" for k in order}
+        order = np.argsort(-row, kind="stable")[:top]
+        names = {int(k): known.class_names[k] if known.class_names else f"class {k}" for k in order}
         predictions[str(path)] = [
             {"class": k, "name": name, "probability": float(row[k])} for k, name in names.items()
         ]
@@ -110,7 +114,7 @@ def unlike_training(image: "Image.Image", shape: tuple[int, int, int], dataset: 
         found.append("grey, and they were in colour" if is_grey else "in colour, and they were grey")
     height, width, _ = shape
     across, down = image.width / width, image.height / height
-    if dataset == "imagenet":  # photographs of any size and form, of which the middle is seen
+    if dataset in PHOTOGRAPHS:  # photographs of any size and form, of which the middle is seen
         is_far = min(across, down) < 1 / FAR
     else:
         sides = (across, down, across / down)

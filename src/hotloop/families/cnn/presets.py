@@ -19,9 +19,9 @@ FAMILY, NETWORK_FILE, RUN_CONFIG = "cnn", "network.json", "config.json"
 NOT_TAKEN = frozenset({
     "training", "validation", "resume", "compile_only", "plan", "expect", "checkpoint_input_dir",
     "checkpoint_output_dir", "clean_dir", "random_weights", "results_dir", "run_name", "report", "mlperf_logging",
-    "wandb", "wandb_run_name", "wandb_tags",
+    "wandb", "wandb_run_name", "wandb_tags", "init_from", "freeze",
 })  # fmt: skip
-"""What a run had for itself: which phases ran, and where it wrote."""
+"""What a run had for itself: which phases ran, what they began with, and where it wrote."""
 
 
 class NamedConfigs(Mapping[str, Mapping[str, Any]]):

@@ -6,9 +6,10 @@ It deletes and trains nothing.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from hotloop.engine.checkpoint import RunCheckpoints
 from hotloop.engine.plan import Plan
@@ -19,6 +20,13 @@ from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, find_run, read_run_options
 from hotloop.options.files import load_json
 
+Kind = Literal["raw", "ema"]
+KINDS: dict[Kind, tuple[str, str]] = {
+    "raw": ("params", "statistics"),
+    "ema": ("ema_params", "ema_statistics"),
+}
+"""Which weights a checkpoint has, and the names of its trees of parameters and statistics."""
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CLEANED = "clean_dir"  # the record that a run's checkpoints were about to be removed
 
 
@@ -31,17 +39,45 @@ class SavedNetwork:
     precision: str
     half: str
     updates_per_epoch: float
+    ema: bool = False  # whether the checkpoints have averages beside the weights
+    own_classes: tuple[str, ...] = ()  # the names of the user's own, in the order of the labels
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """In the order of the labels; none where nobody named them."""
+        return self.own_classes or (CIFAR10 if self.dataset == "cifar10" else ())
 
     @property
     def policy(self) -> Policy:
         return parse(self.precision, self.half)
 
-    def weights(self) -> Any:
-        """Shapes and types of {params, statistics}, to restore a checkpoint `in_part` with."""
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return ("raw", "ema") if self.ema else ("raw",)
+
+    def choose(self, asked: Literal["auto", "raw", "ema"], folder: Path) -> Kind:
+        """The weights that are meant, averages where there are any; CheckpointError where there are none to ask for."""
+        if asked == "auto":
+            return self.kinds[-1]
+        if asked not in self.kinds:
+            raise CheckpointError(
+                f"--weights ema: {folder} has no averages, as it was trained without --ema; leave it out"
+            )
+        return asked
+
+    def weights(self, *kinds: Kind) -> Any:
+        """Shapes and types of {params, statistics}, to restore a checkpoint `in_part` with; of other `kinds` than raw
+        under their names."""
 
         def fresh() -> Mapping[str, Any]:
             params, moving = self.network.init(jax.random.key(0))
-            return {"params": self.policy.to_update(params), "statistics": moving}
+            wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+            trees = {"raw": (self.policy.to_update(params), moving), "ema": (wide, moving)}
+            return {
+                name: tree
+                for kind in kinds or ("raw",)
+                for name, tree in zip(KINDS[kind], trees[kind], strict=True)
+            }
 
         return jax.eval_shape(fresh)
 
@@ -65,13 +101,29 @@ def read_saved_network(folder: str | Path) -> SavedNetwork:
         made = {"shape": tuple(network["shape"]), "norm": NormChoice(**network["norm"])}
         dataset, precision, half = (str(found[name]) for name in ("dataset", "precision", "half"))
         per_epoch = float(found["updates_per_epoch"])
-        return SavedNetwork(build(**network | made), dataset, precision, half, per_epoch)
+        is_averaged = found.get("ema", False) is True
+        own = tuple(found.get("own_classes", ()))
+        if not all(isinstance(name, str) for name in own) or len(own) not in (0, network["classes"]):
+            raise ValueError(f"{len(own)} names of {network['classes']} classes")
+        return SavedNetwork(build(**network | made), dataset, precision, half, per_epoch, is_averaged, own)
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: no {NETWORK_FILE} there, which the folder of a run's checkpoints has"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from None
+
+
+def weights_of(state: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """`params` and `statistics` of one kind, of a state or a part of one that has them."""
+    params, statistics = KINDS[kind]
+    return {"params": state[params], "statistics": state[statistics]}
+
+
+def counted_accuracy(validation: Mapping[str, Any]) -> float:
+    """The accuracy of a validation that a checkpoint is judged by: that of its averages, where it has them."""
+    accuracy: float = validation.get("ema_accuracy", validation["validation_accuracy"])
+    return accuracy
 
 
 def check_same(there: Network, here: Network, folder: Path) -> None:
@@ -86,6 +138,16 @@ def check_same(there: Network, here: Network, folder: Path) -> None:
             f"{folder}: holds a {_in_words(there)}, and the options ask for a {_in_words(here)}; give the options "
             "that it was trained with"
         )
+
+
+def check_classes(saved: SavedNetwork, classes: tuple[str, ...], folder: Path) -> None:
+    """The labels must mean the same: CheckpointError where the checkpoints' classes have other names than these."""
+    there = saved.own_classes
+    if not there or not classes or there == classes:
+        return
+    pair = next((pair for pair in zip(there, classes, strict=False) if pair[0] != pair[1]), None)
+    differing = f"{pair[0]} there is {pair[1]} here" if pair else f"{len(there)} there, {len(classes)} here"
+    raise CheckpointError(f"{folder}: was trained on other classes than --dataset has: {differing}")
 
 
 def _in_words(network: Network) -> str:
@@ -136,12 +198,21 @@ def check_any(checkpoints: RunCheckpoints) -> None:
     raise CheckpointError(f"{checkpoints.run or folder}: {why}")
 
 
-def check_shared_folder(checkpoints: RunCheckpoints, network: Network, plan: Plan) -> None:
+def check_shared_folder(
+    checkpoints: RunCheckpoints, network: Network, plan: Plan, *, averages: bool = False
+) -> None:
     """CheckpointError where a run would replace another's step, or save beside those of another network."""
     others = checkpoints.other_steps()
     if not others:
         return
-    check_same(read_saved_network(checkpoints.folder).network, network, checkpoints.folder)
+    known = read_saved_network(checkpoints.folder)
+    check_same(known.network, network, checkpoints.folder)
+    if known.ema != averages:
+        has, not_here = ("no averages", "has --ema") if averages else ("averages", "has no --ema")
+        raise CheckpointError(
+            f"{checkpoints.folder}: another run's checkpoints there have {has}, and this run {not_here}; choose "
+            "another --checkpoint-output-dir"
+        )
     newest = max(checkpoints.steps(), default=0)
     still_to_come = [step for step in plan.updates("checkpoint") if step > newest]
     if taken := [step for step in others if step in still_to_come]:

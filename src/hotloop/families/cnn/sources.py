@@ -1,4 +1,4 @@
-"""Where a run's images come from: small sets kept on the device, photographs streamed, or synthetic ones.
+"""Where a run's images come from: small sets kept on the device, photographs streamed, own ones either, or synthetic.
 
 Files are opened before anything is compiled. The random crop of a photograph depends on the seed, the epoch and its
 number alone, so that a run that is resumed, or that makes its calls in other sizes, sees the same pixels.
@@ -6,7 +6,7 @@ number alone, so that a run that is resumed, or that makes its calls in other si
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from hotloop.data.image_stores import (
 from hotloop.data.jpeg import pillow
 from hotloop.data.jpeg_rows import name_decoder
 from hotloop.data.load import load
+from hotloop.data.own_images import open_own_images
 from hotloop.engine import processes
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
 from hotloop.engine.device import REPLICA
@@ -38,6 +39,15 @@ from hotloop.engine.progress import Console, advance_through
 from hotloop.errors import DataError
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
+from hotloop.families.cnn.own_folder import (
+    check_headers,
+    decode_own,
+    expected_size,
+    is_own,
+    is_resident,
+    own_size,
+    pixel_bytes,
+)
 from hotloop.families.cnn.photographs import (
     MISSING,
     UNSEEN,
@@ -70,13 +80,17 @@ class ImageSource:
     evaluation: MakeEvaluation
     notice: str = ""
     repeated: bool = False
+    classes: tuple[str, ...] = ()  # the names of one's own, in the order of the labels
 
 
 @contextmanager
 def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[ImageSource]:
     if config.synthetic_data is not None:
         on_device = config.synthetic_data == "device"
-        yield synthetic_images(DATASET_SIZES[config.dataset], seed, on_device=on_device)
+        yield synthetic_images(expected_size(config), seed, on_device=on_device)
+    elif is_own(config):
+        with open_own(config, console, seed) as source:
+            yield source
     elif config.dataset != "imagenet":
         with console.progress("loading images"):
             loading = partial(load, config.dataset, folder_of(config), console.say, console.progress)
@@ -93,6 +107,30 @@ def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[Im
 def folder_of(config: TrainConfig) -> Path | None:
     """The folder that the user gave, if any."""
     return None if config.dataset_path == Path() else config.dataset_path
+
+
+@contextmanager
+def open_own(config: TrainConfig, console: Console, seed: int) -> Iterator[ImageSource]:
+    """The user's own images, on the device or streamed."""
+    pillow()
+    own = processes.once_a_host(partial(open_own_images, config.dataset_path))
+    check_same_data(classes=list(own.classes), images=[len(own.train), len(own.validation)])
+    size, workers = own_size(config, own), count_workers(config.pipeline_num_parallel)
+    mib = pixel_bytes(size) / 2**20
+    if is_resident(config, size):
+        console.say(f"data: {own.describe()}; {mib:,.1f} MiB of pixels, decoded once, stay on the device")
+        data = load_once(partial(decode_own, config, own, workers, console), Dataset)
+        found = resident_images(data)
+        yield replace(found, size=found.size._replace(shape=size.shape), classes=own.classes)
+        return
+    more = f"{mib:,.1f} MiB of pixels, more than --resident-mib {config.resident_mib}"
+    console.say(f"data: {own.describe()}; {more}: streamed by {workers} workers, {name_decoder()}")
+    if not config.skip_corrupt:
+        with console.progress("looking at images", size.train + size.validation) as bar:
+            check_headers(own.train, workers, bar.advance)
+            check_headers(own.validation, workers, bar.advance)
+    with stream_stores(config, console, seed, size, own.train, own.validation) as source:
+        yield replace(source, classes=own.classes)
 
 
 def resident_images(data: Dataset) -> ImageSource:
@@ -137,6 +175,21 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
         train=whole.train if train is None else len(train),
         validation=whole.validation if validation is None else len(validation),
     )
+    with stream_stores(config, console, seed, size, train, validation) as source:
+        yield source
+
+
+@contextmanager
+def stream_stores(
+    config: TrainConfig,
+    console: Console,
+    seed: int,
+    size: DatasetSize,
+    train: ImageStore | None,
+    validation: ImageStore | None,
+) -> Iterator[ImageSource]:
+    """Images that are decoded by workers as they are needed; None for a phase that has none."""
+    count, side = count_workers(config.pipeline_num_parallel), size.shape[0]
     opened: list[Workers] = []
 
     def say_skipped(of_all: Callable[[int], list[int]]) -> None:
@@ -148,8 +201,9 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
     def decode(store: ImageStore | None, training: bool) -> Workers:
         if store is None:
             raise DataError("there are no images for this phase")
-        eight_bit, skip_corrupt = config.eight_bit_transfer, config.skip_corrupt
-        reader = PhotoReader(store, training, seed, eight_bit=eight_bit, skip_corrupt=skip_corrupt)
+        # One's own are bytes on the device, too, where they stay there.
+        eight_bit, skip_corrupt = config.eight_bit_transfer or is_own(config), config.skip_corrupt
+        reader = PhotoReader(store, training, seed, side, eight_bit, skip_corrupt)
         opened.append(stack.enter_context(Workers(reader, count, on_skip=console.warn)))
         return opened[-1]
 
@@ -312,10 +366,12 @@ def find_seen(
 ) -> NDArray[np.bool_] | None:
     """Which of this process's rows of a batch it must decode: those whose first stage it has; None for all.
 
-    With --skip-corrupt it is all: whether an image is broken, and another's label counts, only its decoding tells.
+    With --skip-corrupt it is all: whether an image is broken, and another's label counts, only its decoding tells. With
+    --mixup or --cutmix, too: others' images go into those of the first stage.
     """
     seen = processes.first_stage_rows(sharding, batch_size)
-    return None if config.skip_corrupt or seen.all() else seen
+    is_every = config.skip_corrupt or config.mixup or config.cutmix
+    return None if is_every or seen.all() else seen
 
 
 def evaluation_batches(

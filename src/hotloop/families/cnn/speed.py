@@ -17,6 +17,7 @@ from hotloop.engine.loop import Program
 from hotloop.engine.measure import Ceilings
 from hotloop.engine.plan import Event
 from hotloop.families.cnn.job import Job
+from hotloop.families.cnn.network import Network
 
 FORWARD_AND_BACKWARD = 3  # each product of the forward pass has two gradients of the same cost
 
@@ -25,7 +26,7 @@ class Throughput:
     def __init__(self, job: Job, limits: Ceilings | None):
         self._limits, self._type = limits, str(job.policy.compute)
         self._devices = job.batch.replicas * job.stages
-        self._flops = FORWARD_AND_BACKWARD * sum(node.flops for node in job.network.nodes)
+        self._flops = training_flops(job.network, job.frozen)
         self._seen: list[float] = []
 
     def on_log(self, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +55,11 @@ class Throughput:
             "memory_bytes": peak_memory(),
             **compile_seconds(program),
         }
+
+
+def training_flops(network: Network, frozen: frozenset[str] = frozenset()) -> int:
+    """Of one image; nothing goes back into frozen layers, which are the first ones."""
+    return sum(node.flops * (1 if node.name in frozen else FORWARD_AND_BACKWARD) for node in network.nodes)
 
 
 def compile_seconds(program: Program) -> dict[str, Any]:

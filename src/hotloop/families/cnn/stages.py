@@ -28,13 +28,19 @@ class Stage(NamedTuple):
     inner: tuple[int, ...] = ()
 
     def train(
-        self, network: Network, params: Params, values: Values, groups: ReplicaGroups | None = None
+        self,
+        network: Network,
+        params: Params,
+        values: Values,
+        groups: ReplicaGroups | None = None,
+        frozen: Statistics | None = None,
     ) -> tuple[Values, Statistics]:
         """What crosses its end, and the statistics of the batch (of those of a group of replicas, where there are
-        `groups`); each of its inner parts is recomputed when needed."""
+        `groups`); each of its inner parts is recomputed when needed. The `frozen`
+        norms go by these statistics."""
         found = Statistics()
         for start, stop in pairwise((self.start, *self.inner, self.stop)):
-            run = partial(network.run, start=start, stop=stop, train=True, groups=groups)
+            run = partial(network.run, start=start, stop=stop, train=True, groups=groups, frozen=frozen)
             values, more = (jax.checkpoint(run) if self.inner else run)(params, {}, values)
             found |= more
         return values, found

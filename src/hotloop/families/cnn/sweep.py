@@ -46,7 +46,9 @@ def read_figures(folder: Path) -> RunFigures:
     try:
         records = current_records(read_events(folder))
         end: Mapping[str, Any] = next((each for each in reversed(records) if each["event"] == "end"), {})
-        found = [each["validation_accuracy"] for each in records if each["event"] == "validation"]
+        # Of averages where there are any, as the best checkpoint is chosen (`counted_accuracy`, which has jax).
+        name = "ema_accuracy" if any("ema_accuracy" in each for each in records) else "validation_accuracy"
+        found = [each[name] for each in records if each["event"] == "validation"]
         target: Mapping[str, Any] = next((each for each in records if each["event"] == "sweep"), {})
         reached = max((float(each["epoch"]) for each in records if each["event"] == "log"), default=None)
         return RunFigures(

@@ -37,18 +37,25 @@ from hotloop.engine.stage_rows import TreeForm
 from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import CheckpointError, OptionError, PlanError, RunError
 from hotloop.families.cnn import model
+from hotloop.families.cnn.freezing import describe_frozen
+from hotloop.families.cnn.initial_weights import begin_with
 from hotloop.families.cnn.job import Job, resolve
-from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
+from hotloop.families.cnn.options import TrainConfig
+from hotloop.families.cnn.own_folder import expected_size
 from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, RUN_CONFIG
 from hotloop.families.cnn.saved_network import (
     CLEANED,
+    Kind,
     SavedNetwork,
     check_any,
+    check_classes,
     check_same,
     check_shared_folder,
     checkpoints_at,
+    counted_accuracy,
     read_saved_network,
     was_cleaned,
+    weights_of,
 )
 from hotloop.families.cnn.sources import ImageSource, open_source
 from hotloop.families.cnn.speed import Throughput, compile_seconds
@@ -102,10 +109,13 @@ def run(
     asked = config.checkpoint_input_dir if config.validation else None
     others = others_to_validate(config, asked, own) if asked is not None else None
     # What cannot work is refused before data are read.
-    expected = resolve(config, DATASET_SIZES[config.dataset], None, given, configured)
+    expected = resolve(config, expected_size(config), None, given, configured)
     if others is not None and others.steps():
         check_same(read_saved_network(others.folder).network, expected.network, others.folder)
     with open_source(config, console, config.seed or 0) as source:
+        for each in (own, others):
+            if each is not None and each.steps():
+                check_classes(read_saved_network(each.folder), source.classes, each.folder)
         job = resolve(config, source.size, None, given, configured, repeated=source.repeated)
         if config.expect:
             console.say(f"to expect: {config.expect}")
@@ -224,7 +234,7 @@ def train_run(
 ) -> dict[str, Any]:
     config, plan, folder = job.config, job.plan, own.run
     assert plan is not None and folder is not None
-    check_shared_folder(own, job.network, plan)
+    check_shared_folder(own, job.network, plan, averages=config.ema is not None)
     again = ("--resume", "--run-name", folder.name)
     with open_training(
         folder,
@@ -246,8 +256,15 @@ def train_run(
         result: dict[str, Any] = {"run": str(folder), "seed": config.seed}
         key = seed_key(config.seed or 0)
         weights_key = stream(key, "init", 0)
+        begun = bool(own.steps())
         with console.progress("initial weights"):
-            update, state = model.update(job), model.start(job, weights_key)
+            beginning = None if begun else begin_with(config, job.network, source.classes, weights_key)
+            update = model.update(job)
+            state = model.start(job, weights_key, beginning.weights if beginning else None)
+        if beginning:
+            console.say(beginning.said)
+        if config.freeze:
+            console.say(describe_frozen(job.network, config.freeze, job.frozen))
         program = Program(update, source.feed(job), plan.updates_per_call, key)
         device = jax.local_devices(backend=platform())[0]
         limits = known_ceilings(device)
@@ -262,7 +279,8 @@ def train_run(
         clock = TrainingClock(record)
         about = config.dataset, config.precision, config.half, float(plan.updates_per_epoch)
         if processes.is_writer() or config.ckpt_all_instances:
-            SavedNetwork(job.network, *about).write(own.folder)
+            about_weights = config.ema is not None, source.classes
+            SavedNetwork(job.network, *about, *about_weights).write(own.folder)
         state = training.train(
             program,
             plan,
@@ -366,6 +384,7 @@ def validate(
     """
     config, checkpoints = job.config, others or own
     in_hand: Any = None
+    kinds: Sequence[Kind] = ("raw",)
     steps = processes.agreed(others.steps() if others else own.steps() if last is not None else [])
     if others:
         with others.open() as opened:
@@ -373,7 +392,8 @@ def validate(
                 console.warn(line)
     if steps:
         known = read_saved_network(checkpoints.folder)
-        job, form, per_epoch = replace(job, network=known.network), known.weights(), known.updates_per_epoch
+        job, per_epoch, kinds = replace(job, network=known.network), known.updates_per_epoch, known.kinds
+        form = known.weights(*kinds)
     else:
         per_epoch = float(job.plan.updates_per_epoch) if job.plan else 1.0
         lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
@@ -382,8 +402,9 @@ def validate(
         in_hand = (
             model.random_weights(job, stream(seed_key(config.seed or 0), "init", 0))
             if last is None
-            else model.gather({name: last[name] for name in ("params", "statistics", "update")})
+            else model.gather({name: last[name] for name in last if name not in ("optimiser", "scale")})
         )
+        kinds = ("raw", "ema") if last is not None and config.ema else kinds
     assert job.validation is not None
     compute = model.evaluate_stages(job) if job.validates_in_stages else model.evaluate(job)
     if steps and job.validates_in_stages:
@@ -394,21 +415,25 @@ def validate(
     wanted = sorted(steps) or [int(in_hand.pop("update", 0))]
     with console.progress("validation", len(wanted)) as bar:
         for step in wanted:
-            weights = in_hand
-            if weights is None:
+            state = in_hand
+            if state is None:
                 with checkpoints.open() as opened:
-                    weights = opened.restore(form, step, in_part=True).warn().state
-            if job.validates_in_stages:
-                weights = model.spread_weights(job, weights)
-            epoch, figures = step / per_epoch, validation_figures(evaluation(weights), config.top_k)
+                    state = opened.restore(form, step, in_part=True).warn().state
+            figures: dict[str, Any] = {}
+            for kind in kinds:
+                weights = weights_of(state, kind)
+                if job.validates_in_stages:
+                    weights = model.spread_weights(job, weights)
+                figures |= validation_figures(evaluation(weights), config.top_k, kind)
+            epoch = step / per_epoch
             record.event("validation", update=step, epoch=epoch, **figures)
             found.append({"step": step, "epoch": epoch, **figures})
             bar.advance(1)
     if not steps:
         return {"validation": found, "best": None}
-    best = max(found, key=lambda each: (each["validation_accuracy"], -each["step"]))  # of equals the earliest
+    best = max(found, key=lambda each: (counted_accuracy(each), -each["step"]))  # of equals the earliest
     # No colon: the last "accuracy: X %" of a log is that of the last checkpoint, as old patterns mean it.
-    accuracy = f"accuracy {100 * best['validation_accuracy']:.2f} %"
+    accuracy = f"{'ema ' if 'ema' in kinds else ''}accuracy {100 * counted_accuracy(best):.2f} %"
     console.say(f"best of {len(found)}: step {best['step']}, epoch {best['epoch']:g}, {accuracy}")
     result: dict[str, Any] = {"validation": found, "best": best}
     if config.sweep:
@@ -418,23 +443,23 @@ def validate(
     return result
 
 
-def validation_figures(sums: Sums, top: int) -> dict[str, Any]:
+def validation_figures(sums: Sums, top: int, kind: Kind = "raw") -> dict[str, Any]:
     """Accuracies and mean loss over every image."""
-    count = sums["samples"]
+    count, name = sums["samples"], "validation" if kind == "raw" else kind
     return {
-        "validation_accuracy": sums["correct"] / count,
+        f"{name}_accuracy": sums["correct"] / count,
         # Not "accuracy": whoever looks for the last "accuracy: X %" of a log must not find this one.
-        f"validation_top_{top}": sums["correct_top"] / count,
-        "validation_loss": sums["loss"] / count,
+        f"{name}_top_{top}": sums["correct_top"] / count,
+        f"{name}_loss": sums["loss"] / count,
         "samples": count,
     }
 
 
 def sweep_figures(found: list[dict[str, Any]], target: float) -> dict[str, Any]:
     """When the target was first reached, and the figure that a sweep maximises: both by the last checkpoint's rule."""
-    reached = [each["epoch"] for each in found if each["validation_accuracy"] >= target]
+    reached = [each["epoch"] for each in found if counted_accuracy(each) >= target]
     last = found[-1]
-    short = min(last["validation_accuracy"] - target, 0.0) / TARGET_WIDTH
+    short = min(counted_accuracy(last) - target, 0.0) / TARGET_WIDTH
     return {
         "target_accuracy": target,
         "epoch_to_target": reached[0] if reached else None,

@@ -1,23 +1,18 @@
 """What users describe: how an estimator runs (RunConfig), what a model_fn returns (ModelSpec), what train_and_evaluate
-takes, hooks; with one line for what cannot work. No work is done here, and no jax imported."""
+takes; with one line for what cannot work. No work is done here, and no jax imported."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hotloop.engine.optim_keys import check_optimiser, check_schedule
 from hotloop.errors import HotloopError, OptionError
 from hotloop.options import folder_name
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-CallFigures = Mapping[str, "NDArray[Any]"]
 
 
 def is_whole(value: Any) -> bool:
@@ -41,7 +36,7 @@ def check_value(
 
 def check_kind(name: str, value: Any, wanted: str, fits: bool) -> None:
     if not fits:
-        raise OptionError(f"{name} must be {wanted}, not {_kind(value)}")
+        raise OptionError(f"{name} must be {wanted}, not {describe_kind(value)}")
 
 
 def check_steps(steps: Any, max_steps: Any = None) -> tuple[int | None, int | None]:
@@ -62,30 +57,39 @@ def check_whole(name: str, value: Any) -> None:
         raise OptionError(f"{name}={value!r}: must be a whole number")
 
 
+def find_checkpoint(checkpoint: Any, model_dir: Path) -> tuple[Path, int | None]:
+    """The model_dir and the number of updates that a `checkpoint` means; no number is the newest."""
+    if checkpoint is None or is_whole(checkpoint):
+        return model_dir, None if checkpoint is None else int(checkpoint)
+    if is_path(checkpoint):
+        path = Path(checkpoint)
+        if path.parent.name == "checkpoints" and path.name.isdecimal():
+            return path.parent.parent, int(path.name)
+        if (path / "checkpoints").is_dir():
+            return path, None
+    raise OptionError(
+        f"checkpoint={checkpoint!r}: must be a whole number, or the path of a model_dir or of a checkpoint in one, "
+        "such as 'model/checkpoints/00000100'"
+    )
+
+
 def check_name(name: Any) -> None:
     """The name of an evaluation is a part of its folder's, and leads nowhere else."""
     if name is not None and (not isinstance(name, str) or folder_name(f"eval_{name}")):
         raise OptionError(f"name={name!r}: must be a word that can stand in a folder's name, without /")
 
 
-def check_hooks(hooks: Any) -> "tuple[Hook, ...]":
-    if not isinstance(hooks, Iterable):
-        raise OptionError(f"hooks={_kind(hooks)}: must be a list of hooks, as hooks=[hook]")
-    found = tuple(hooks)
-    for hook in found:
-        methods = ("begin", "after_call", "on_checkpoint", "end")
-        if isinstance(hook, type) or not all(hasattr(hook, name) for name in methods):
-            raise OptionError(
-                f"hooks: {_kind(hook)} is no Hook: derive a class from Hook and give an object of it"
-            )
-    return found
+def is_best_where_least(name: str) -> bool:
+    """Whether less of a metric is better, by its name alone."""
+    words = ("loss", "error", "mae", "mse", "nll", "perplexity")  # rmse holds mse
+    return any(word in name.lower() for word in words)
 
 
 def describe(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {value!r}"[:80]
 
 
-def _kind(value: Any) -> str:
+def describe_kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
@@ -110,7 +114,7 @@ KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("a path or None", _or_none(is_path), ("model_dir", "report")),
     ("'32.32' or '16.32' or '16.16'", _one_of("32.32", "16.32", "16.16"), ("precision",)),
     ("'bfloat16' or 'float16'", _one_of("bfloat16", "float16"), ("half",)),
-    ("True or False", lambda value: isinstance(value, bool), ("stochastic_rounding",)),
+    ("True or False", lambda value: isinstance(value, bool), ("stochastic_rounding", "tensorboard")),
     ("the name of a metric or None", _or_none(lambda value: isinstance(value, str)), ("keep_best",)),
 )
 """What the fields of a RunConfig must be, in words and in fact."""
@@ -139,7 +143,11 @@ class RunConfig:
     seed: int = 1
     log_steps: int | None = 100  # updates between log records, exactly; none: only by seconds, and at the end
     log_seconds: float | None = None
-    summary_steps: int | None = None  # updates between records for TensorBoard, at most one a call
+    tensorboard: bool = False
+    """Curves of logs, summaries and evaluations in `model_dir/tensorboard`; it needs the extra `tensorboard`."""
+    summary_steps: int | None = None
+    """Updates between records of the mean of every metric, at most one a call, for TensorBoard: where its extra is
+    installed they are curves there as well, `tensorboard` or not."""
     checkpoint_steps: int | None = None  # updates in between, exactly; none: only by seconds, and at the end
     checkpoint_seconds: float | None = 600
     keep_last: int = 5
@@ -167,9 +175,7 @@ class RunConfig:
         way, _, name = self.keep_best.partition(":")
         if way in ("min", "max") and name:
             return name, "min" if way == "min" else "max"
-        words = ("loss", "error", "mae", "mse", "nll", "perplexity")  # rmse holds mse
-        least = any(word in self.keep_best.lower() for word in words)
-        return self.keep_best, "min" if least else "max"
+        return self.keep_best, "min" if is_best_where_least(self.keep_best) else "max"
 
     def check_best(self, metrics: Collection[str]) -> None:
         """Refuse a keep_best that no evaluation with these metrics will give."""
@@ -242,43 +248,6 @@ class ModelSpec:
     """`optimizer_function(outputs, labels)` -> an optimizer of optax, or (optimizer, a loss for each sample)."""
     eval_metrics_fn: Callable[[Any, Any], Any] | None = None
     """`eval_metrics_fn(outputs, labels)` -> figures of an evaluation by name, perhaps loss, a value for each sample."""
-
-
-@dataclass
-class RunHandle:
-    """The training that hooks are part of."""
-
-    estimator: Any
-    step: int = 0  # weight updates made so far, in all runs of this model_dir
-    target: int = 0
-    stopped: bool = False
-
-    def stop(self) -> None:
-        """End the training, saved, with the call that the device is at by now."""
-        self.stopped = True
-
-
-class Hook:
-    """What to do between calls: override what you need; an exception ends the training.
-
-    >>> from hotloop import Hook
-    >>> class Patience(Hook):
-    ...     def after_call(self, run, first, metrics):
-    ...         if metrics["loss"].mean() < 0.01:
-    ...             run.stop()
-    """
-
-    def begin(self, run: RunHandle) -> None:
-        """Before the first call."""
-
-    def after_call(self, run: RunHandle, first: int, metrics: CallFigures) -> None:
-        """After each call: every metric of each of its updates, the first of which was number `first`."""
-
-    def on_checkpoint(self, run: RunHandle, step: int) -> None:
-        """A checkpoint of `step` updates is on disk."""
-
-    def end(self, run: RunHandle) -> None:
-        """After the last call, everything saved."""
 
 
 @dataclass(frozen=True)

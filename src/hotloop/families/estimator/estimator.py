@@ -21,14 +21,14 @@ from hotloop.engine.loop import Evaluation, evaluate_batches, means_of, pad_batc
 from hotloop.engine.model_folder import LARGEST_BATCH, make_ladder, write_model
 from hotloop.engine.model_place import check_place
 from hotloop.engine.progress import Show, advance_through, compiling, hide, show
-from hotloop.engine.run import append_line
-from hotloop.engine.sinks import console_line
+from hotloop.engine.run import append_line, compose_record
+from hotloop.engine.sinks import TensorBoardSink, check_tensorboard, console_line
 from hotloop.engine.stage_rows import TreeForm
 from hotloop.errors import CheckpointError, DataError, OptionError
 from hotloop.families.estimator import model
+from hotloop.families.estimator.between_calls import CheckpointEvaluation
 from hotloop.families.estimator.config import (
     EvalSpec,
-    Hook,
     Mode,
     RunConfig,
     TrainSpec,
@@ -37,16 +37,18 @@ from hotloop.families.estimator.config import (
     check_name,
     check_steps,
     check_value,
-    check_whole,
+    find_checkpoint,
     is_number,
     is_path,
     is_whole,
 )
 from hotloop.families.estimator.export import Exporters, from_estimator, name_of
+from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.inputs import FromArrays, Source, read_input, take_own_rows
+from hotloop.families.estimator.keras_model import KerasModel
 from hotloop.families.estimator.model import Job, State, build_job
 from hotloop.families.estimator.stages import count_devices
-from hotloop.families.estimator.training import CheckpointEvaluation, open_checkpoints, run_training
+from hotloop.families.estimator.training import open_checkpoints, run_training
 
 T = TypeVar("T")
 
@@ -54,6 +56,10 @@ T = TypeVar("T")
 def _warn(text: str) -> None:
     if text.startswith("warning:"):
         print_to_stderr(text)
+
+
+def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name != "global_step"}
 
 
 def _make_temporary() -> str:
@@ -65,9 +71,15 @@ def _make_temporary() -> str:
 class Estimator:
     """A model, its folder, and what can be done with it.
 
-    `say` takes each line for people (none: standard error), `progress` makes a bar from a description and a total
-    (none: one on standard error where that is a terminal); `quiet` is neither, but for warnings and the name of a
-    temporary model_dir. `warm_start_from` is another model_dir, whose newest weights a new model starts with.
+    `model_fn` returns a ModelSpec (`from_keras` makes one of a Keras model), `config` says how to run it: among others
+    `batch_size`, the samples of a weight update where the input is arrays (32), and `tensorboard`. `model_dir` is where
+    checkpoints and records are, a path or text; `warm_start_from` another one, whose newest weights a new model starts
+    with.
+
+    Every verb shows a bar on standard error, where that is a terminal, and says lines: how a training stands each
+    `log_steps`, the figures of an evaluation, which weights predictions are by. `say` is a function that takes each
+    line in place of standard error (`say=print`, `say=logging.info`); `progress` makes the bar, from a description and
+    a total; `quiet=True` is neither, but for warnings and the name of a temporary model_dir.
 
     >>> import jax.numpy as jnp, numpy as np, optax, tempfile
     >>> from hotloop import Estimator, ModelSpec
@@ -112,6 +124,8 @@ class Estimator:
             )
         self._model_fn, self.config = model_fn, config or RunConfig()
         self.params = dict(params or {})
+        if self.config.tensorboard:
+            check_tensorboard()
         chosen = model_dir or self.config.model_dir
         self.model_dir = Path(chosen or _make_temporary())
         self.last_run: dict[str, Any] = {}
@@ -133,12 +147,17 @@ class Estimator:
         hooks: Sequence[Hook] = (),
     ) -> "Estimator":
         """Make `steps` more weight updates, or as many as are missing to `max_steps` in all, from the newest checkpoint
-        of the model_dir; saved at the end. Where the input is an iterable of batches, training also ends with it."""
+        of the model_dir; saved at the end. Where the input is an iterable of batches, training also ends with it.
+        `hooks`, such as EarlyStopping, are told what happens between the compiled calls, and may end it."""
         run_training(self, input_fn, *check_steps(steps, max_steps), hooks)
         return self
 
     def evaluate(
-        self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None
+        self,
+        input_fn: Any,
+        steps: int | None = None,
+        name: str | None = None,
+        checkpoint: int | str | Path | None = None,
     ) -> dict[str, Any]:
         """The mean loss and metrics over every sample of the input, or its first `steps` batches, by the newest
         checkpoint or that of update `checkpoint`; also a line of `eval/results.jsonl` (`eval_NAME` for a `name`)."""
@@ -147,15 +166,24 @@ class Estimator:
         return result
 
     def measure(
-        self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None
+        self,
+        input_fn: Any,
+        steps: int | None = None,
+        name: str | None = None,
+        checkpoint: int | str | Path | None = None,
     ) -> dict[str, Any]:
         """`evaluate`, for a caller who has words of its own for the result."""
         steps, _ = check_steps(steps)
-        check_whole("checkpoint", checkpoint)
+        find_checkpoint(checkpoint, self.model_dir)
         check_name(name)
         source, job = self._read_served(input_fn, Mode.EVALUATE)
         at, state = self._restore(job, checkpoint)
-        return self._note({**self._make_measure(source, job, steps)(state), "global_step": at}, name)
+        result = self._note({**self._make_measure(source, job, steps)(state), "global_step": at}, name)
+        if self.config.tensorboard and processes.is_writer():
+            curves = TensorBoardSink(self.model_dir / "tensorboard" / self._results_file(name).parent.name)
+            curves.write(compose_record("validation", at, 0.0, 0.0, figures_of(result)))
+            curves.close()
+        return result
 
     def _note(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
         if processes.is_writer():
@@ -168,13 +196,12 @@ class Estimator:
 
     def _announce(self, result: dict[str, Any], name: str | None) -> None:
         about = {"event": f"evaluation {name}" if name else "evaluation", "update": result["global_step"]}
-        figures = {figure: value for figure, value in result.items() if figure != "global_step"}
-        self._say(console_line(about | figures))
+        self._say(console_line(about | figures_of(result)))
 
-    def predict(self, input_fn: Any, checkpoint: int | None = None) -> Iterator[Any]:
+    def predict(self, input_fn: Any, checkpoint: int | str | Path | None = None) -> Iterator[Any]:
         """A row for each sample of the input, in order, as it is made: what the model's `predictions` gives for it, a
         numpy array or number, or a dict of them; without `predictions` the model's output."""
-        check_whole("checkpoint", checkpoint)
+        find_checkpoint(checkpoint, self.model_dir)
         source, job = self._read_served(input_fn, Mode.PREDICT)
         at, state = self._restore(job, checkpoint)
         state = job.place(state)
@@ -204,7 +231,7 @@ class Estimator:
         *,
         name: str | None = None,
         version: int | None = None,
-        checkpoint: int | None = None,
+        checkpoint: int | str | Path | None = None,
         max_batch: int = LARGEST_BATCH,
     ) -> Path:
         """Write the model as a folder that `hotloop serve` answers from without its code, `path/NAME/VERSION`, and
@@ -214,7 +241,7 @@ class Estimator:
         unless it is given, the version the next free number.
         """
         check_value("export: path", path, "a path", is_path(path))
-        check_whole("checkpoint", checkpoint)
+        find_checkpoint(checkpoint, self.model_dir)
         check_value(
             "export: max_batch", max_batch, "a whole number from 1", is_whole(max_batch) and max_batch > 0
         )
@@ -240,14 +267,24 @@ class Estimator:
         with open_checkpoints(self.model_dir) as checkpoints:
             return max(checkpoints.steps(), default=None)
 
-    def weights(self, input_fn: Any, checkpoint: int | None = None) -> dict[str, Any]:
+    def weights(self, input_fn: Any, checkpoint: int | str | Path | None = None) -> dict[str, Any]:
         """The weights of the newest checkpoint by name; the input only tells the shapes of the model."""
-        check_whole("checkpoint", checkpoint)
+        find_checkpoint(checkpoint, self.model_dir)
         _, job = self._read_served(input_fn, Mode.PREDICT)
         _, state = self._restore(job, checkpoint)
         return {
             path_name(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state["weights"])
         }
+
+    def to_keras(self, checkpoint: int | str | Path | None = None) -> Any:
+        """The Keras model that `from_keras` was given, with the weights of the newest checkpoint or the one meant."""
+        if not isinstance(self._model_fn, KerasModel):
+            raise OptionError(
+                "to_keras: this Estimator's model is not from Keras: it was not made by from_keras"
+            )
+        forms = self._model_fn.forms()
+        self._model_fn.write(self._read_checkpoint(forms, checkpoint)[1])
+        return self._model_fn.keras_model
 
     # What follows serves the verbs, here and in training.
 
@@ -299,19 +336,23 @@ class Estimator:
         job = self._job(mode, source)
         return source.check_labels(job.classes if mode is Mode.EVALUATE else None), job
 
-    def _restore(self, job: Job, at: int | None) -> tuple[int, State]:
-        """The newest checkpoint, or that of update `at`: its number, and its INFERENCE_PARTS, undivided; on the host
-        where the model is in stages, as it need fit on no device."""
+    def _restore(self, job: Job, checkpoint: Any = None) -> tuple[int, State]:
+        """The newest checkpoint, or the one meant: its number, and its INFERENCE_PARTS, undivided; on the host where
+        the model is in stages, as it need fit on no device."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         like = self._keep(("served", job), lambda: jax.eval_shape(partial(model.init_served, job), key))
         if job.stages is not None:
             like = TreeForm.of(like).blank()
-        with open_checkpoints(self.model_dir) as checkpoints:
+        return self._read_checkpoint(like, checkpoint)
+
+    def _read_checkpoint(self, like: State, checkpoint: Any) -> tuple[int, State]:
+        folder, at = find_checkpoint(checkpoint, self.model_dir)
+        with open_checkpoints(folder) as checkpoints:
             if not checkpoints.steps():
                 raise CheckpointError(
                     f"no checkpoint in {checkpoints.folder}: train first, or give the model_dir of a trained model"
                 )
-            found = checkpoints.restore(like, None if at is None else int(at), in_part=True)
+            found = checkpoints.restore(like, at, in_part=True)
         for line in found.skipped:
             self._say(f"warning: {line}")
         return found.step, found.state
@@ -398,7 +439,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
         exporters.after_evaluation(noted)
         return noted
 
-    evaluation = CheckpointEvaluation(measure, note, every)
+    evaluation = CheckpointEvaluation(measure, note, every, ["loss", *job.spec.metrics])
     run_training(estimator, train_spec.input_fn, None, max_steps, train_spec.hooks, evaluation)
     if evaluation.last and evaluation.last["global_step"] == estimator.latest_checkpoint():
         exporters.at_end()

@@ -22,7 +22,7 @@ from hotloop.engine.exportable import (
 from hotloop.engine.feed import path_name
 from hotloop.engine.run import read_json
 from hotloop.errors import CheckpointError, DataError, ModelError, OptionError
-from hotloop.families.cnn.prediction import CIFAR10
+from hotloop.families.cnn.saved_network import CIFAR10
 from hotloop.families.estimator import model
 from hotloop.families.estimator.config import EvalSpec, Mode, RunConfig, call_with_known, check_value
 from hotloop.families.estimator.model import Job, State, build_job
@@ -36,7 +36,7 @@ EXAMPLES = 3
 FEATURES, PREDICTIONS = "features", "predictions"
 
 
-def from_estimator(estimator: "Estimator", input_fn: Any, checkpoint: int | None = None) -> Exportable:
+def from_estimator(estimator: "Estimator", input_fn: Any, checkpoint: Any = None) -> Exportable:
     """The model of an estimator's checkpoint; the input tells its form, and its first rows are the examples."""
     source = estimator._read_input(input_fn, Mode.PREDICT)
     first = next(iter(source.batches()), None)

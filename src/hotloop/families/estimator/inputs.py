@@ -1,17 +1,19 @@
-"""What an input_fn may give, and the source of batches that is made of it: arrays (with or without labels), `Arrays`
-with an order and an augmentation, a feed of the engine, or any iterable of batches. A batch is then `{"features": ...,
-"labels": ...}`, the labels left out where there are none; what is wrong with it is named here."""
+"""What an input_fn may give, and the source of batches that is made of it: arrays (with or without labels), the path
+of their .npz file, `Arrays` with an order and an augmentation, a feed of the engine, or any iterable of batches. Each
+is `{"features": ..., "labels": ...}` then, without labels where there are none; what is wrong with it is named here."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hotloop.data.content import read_npz
 from hotloop.engine import processes
 from hotloop.engine.batch_sources import (
     IterableBatches,
@@ -32,7 +34,7 @@ from hotloop.engine.feed import (
     passes_through,
 )
 from hotloop.errors import DataError
-from hotloop.families.estimator.config import RunConfig, call_with_known, check_value, is_whole
+from hotloop.families.estimator.config import RunConfig, call_with_known, check_value, is_path, is_whole
 from hotloop.families.estimator.model import Classes, NamedBatch
 
 RESIDENT_BYTES = (
@@ -259,6 +261,8 @@ def read_input(input_fn: Any, run: RunConfig, **known: Any) -> Source:
         partial(call_with_known, "input_fn", input_fn, **known) if callable(input_fn) else lambda: input_fn
     )
     value = begin()
+    if is_path(value):
+        value = read_arrays(Path(value))
     if hasattr(value, "arguments") and hasattr(value, "longest_call"):
         return FromFeed(value, value.batch_size, value.samples)
     leaves = [value]
@@ -281,8 +285,8 @@ def read_input(input_fn: Any, run: RunConfig, **known: Any) -> Source:
         return FromArrays(data, samples, int(size or run.batch_size), value.shuffle, augment)
     if not isinstance(value, Iterable):
         raise DataError(
-            f"input_fn gives a {type(value).__name__}: it may give arrays (features, labels), Arrays, a feed, or an "
-            "iterable of batches"
+            f"input_fn gives a {type(value).__name__}: it may give arrays (features, labels), the path of their .npz "
+            "file, Arrays, a feed, or an iterable of batches"
         )
     # The first batch is looked at, and stays the next one; after the first pass `begin` makes each anew.
     iterator = iter(value)
@@ -303,6 +307,18 @@ def read_input(input_fn: Any, run: RunConfig, **known: Any) -> Source:
 
     length = len(value) if isinstance(value, Sized) else None
     return FromBatches(passes, begun, describe_batch(batch, size), size, length)
+
+
+def read_arrays(path: Path) -> NamedBatch:
+    """The arrays of an .npz file: `features`, and `labels` where they are there."""
+    if path.suffix != ".npz":
+        raise DataError(f"input_fn gives the path {path}: it may be that of an .npz file")
+    arrays = read_npz(path)
+    if "features" not in arrays or not set(arrays) <= {"features", "labels"}:
+        raise DataError(
+            f"{path} has {', '.join(sorted(arrays)) or 'nothing'}: it must have features, and may have labels"
+        )
+    return dict(arrays)
 
 
 def _is_array(leaf: Any) -> bool:

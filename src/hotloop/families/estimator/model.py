@@ -1,6 +1,6 @@
 """Any model as a family: a ModelSpec becomes a `Job`, checked on the forms of a batch before anything is compiled, with
-its `init`, `update` and `evaluate`. Random keys belong to samples by their place in the batch, so that a plain model
-draws the same for every split."""
+its `init`, `update` and `evaluate`. Random keys belong to samples by their place in the batch, so that a model draws
+the same for every split."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +35,7 @@ from hotloop.families.estimator.pipelined import (
     make_losses,
     spread_parts,
 )
+from hotloop.families.estimator.sample_draws import join_keys
 from hotloop.families.estimator.stages import Stages, chain, check_stages, count_parts, divide
 from hotloop.families.estimator.tracing import describe_form, trace
 from hotloop.layers.losses import cross_entropy
@@ -185,7 +186,7 @@ def _with_state(function: Any, stateful: bool) -> Apply:
 
 def _from_module(module: Any) -> tuple[Init, list[Apply]]:
     """The parameters of a flax.nnx module are the weights, all else that it keeps (moving averages) is its state; its
-    random streams are set anew from the key of each update."""
+    random streams are set anew from the samples' keys in each update."""
     try:
         from flax import nnx
     except ImportError:
@@ -207,9 +208,9 @@ def _from_module(module: Any) -> tuple[Init, list[Apply]]:
         return nnx.to_pure_dict(weights), nnx.to_pure_dict(rest)
 
     def apply(weights: Any, state: Any, features: Any, train: bool, keys: Any) -> Any:
-        key = jax.random.key(0) if keys is None else keys[0]
+        keys = jax.random.key(0)[None] if keys is None else keys
         fresh = [
-            jax.random.fold_in(key, n)
+            join_keys(jax.vmap(jax.random.fold_in, (0, None))(keys, n))
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             else jnp.zeros_like(leaf)  # a stream's count of draws
             for n, leaf in enumerate(leaves)

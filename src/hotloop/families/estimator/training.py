@@ -1,26 +1,22 @@
 """One `train` call of an estimator: where it goes on, how far it goes, with hooks between the calls. Every call is a
 part of the same run, whose records go on where the last ones ended; what is there already is not repeated."""
 
-import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hotloop import startup
 from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, Restored
-from hotloop.engine.checkpoint_folder import Keep, KeepBest, KeepLast
-from hotloop.engine.drive import Diverged, LogWindow
+from hotloop.engine.checkpoint_folder import STOPPED, Keep, KeepBest, KeepLast
+from hotloop.engine.drive import Diverged
 from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
-from hotloop.engine.plan import Batch, Event, Kind, Mark, Plan
+from hotloop.engine.plan import Batch, Kind, Mark, Plan
 from hotloop.engine.progress import compiling
 from hotloop.engine.run import read_events, read_json
 from hotloop.engine.sink_group import Sink
@@ -28,14 +24,23 @@ from hotloop.engine.sinks import ConsoleSink, TensorBoardSink
 from hotloop.engine.training import TrainingRun, open_training
 from hotloop.errors import CheckpointError, DataError, MissingExtra
 from hotloop.families.estimator import model
-from hotloop.families.estimator.config import CallFigures, Hook, Mode, RunConfig, RunHandle, check_hooks
+from hotloop.families.estimator.between_calls import (
+    HOOKS,
+    SUMMARIES,
+    CheckpointEvaluation,
+    HookedCheckpoints,
+    HookRunner,
+    KeepBestOf,
+    find_returning,
+)
+from hotloop.families.estimator.config import Mode, RunConfig
+from hotloop.families.estimator.hooks import EarlyStopping, Hook, RunHandle, check_hooks, hand_back, tell
 from hotloop.families.estimator.inputs import FromBatches, Source, check_batch
 from hotloop.families.estimator.model import INFERENCE_PARTS, Job, State
 from hotloop.options import to_jsonable
 
 WITHOUT_END = 10**6  # updates after which an input of unknown length ends, when no number of steps is given
 FAMILY = "estimator"
-SUMMARIES = "summaries"  # in a step's position: the sums of the summary that was open
 
 
 def make_plan(
@@ -62,111 +67,6 @@ def find_target(source: Source, step: int, steps: int | None, max_steps: int | N
         raise DataError("arrays have no end: give steps or max_steps")
     length = source.length
     return step + (length - step % length if length else WITHOUT_END)
-
-
-@dataclass
-class CheckpointEvaluation:
-    """The evaluations of train_and_evaluate: one before each checkpoint, noted once the checkpoint is there."""
-
-    measure: Callable[[State], dict[str, Any]]
-    note: Callable[[dict[str, Any]], dict[str, Any]]  # takes each result with its number of updates
-    throttle_seconds: float
-    since: float = -math.inf
-    found: dict[str, Any] = field(default_factory=dict)
-    last: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self, state: State) -> Mapping[str, Any]:
-        """The figures of a state that is about to be saved; none when the last ones are too young."""
-        if processes.agreed(time.monotonic() - self.since < self.throttle_seconds):
-            return {}
-        self.found = self.measure({name: state[name] for name in INFERENCE_PARTS})
-        self.since = time.monotonic()
-        return self.found
-
-    def note_checkpoint(self, step: int) -> None:
-        if self.found:
-            self.last, self.found = self.note({**self.found, "global_step": step}), {}
-
-
-class HookRunner:
-    """What happens between the calls of one training, as callbacks of `engine.drive`. A call comes in pieces: the hooks
-    are handed the whole of it, while a summary takes pieces, so that what it holds can be saved where a call is cut."""
-
-    def __init__(
-        self, run: RunHandle, hooks: tuple[Hook, ...], config: RunConfig, plan: Plan, record: Any, saved: Any
-    ):
-        self.run, self.hooks, self.config, self.plan, self.record = run, hooks, config, plan, record
-        self.ends = frozenset(plan.ends)
-        self.summary = LogWindow(
-            saved=saved
-        )  # as it was open in the checkpoint that the training goes on from
-        self.pieces: list[CallFigures] = []
-        self.first = self.done = self.logged = run.step
-        self.updates, self.seconds = 0, 0.0  # of the logs so far
-        self.log_since = self.saved_since = time.monotonic()
-
-    def on_call(self, first: int, metrics: CallFigures) -> None:
-        count = len(next(iter(metrics.values())))
-        self.done = first + count
-        if self.config.summary_steps:
-            self.summary.add(metrics, count, 0.0)
-        if self.hooks:
-            self.first = self.first if self.pieces else first
-            self.pieces.append({name: metrics[name] for name in metrics})
-        if self.done in self.ends:
-            self.record_summary()
-            self.hand_over()
-
-    def record_summary(self) -> None:
-        """The mean of each metric since the last one, if enough updates have come."""
-        every = self.config.summary_steps
-        if every and self.summary.updates >= every:
-            epoch = float(self.done / self.plan.updates_per_epoch)
-            self.record.event("summary", update=self.done, epoch=epoch, **self.summary.means())
-            self.summary = LogWindow()
-
-    def hand_over(self) -> None:
-        if self.pieces:
-            pieces, self.pieces = self.pieces, []
-            whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-            self.run.step = self.first + len(next(iter(whole.values())))
-            for hook in self.hooks:
-                hook.after_call(self.run, self.first, whole)
-
-    def on_log(self, event: Event, figures: Mapping[str, Any]) -> None:
-        updates, self.logged = event.update - self.logged, event.update
-        if speed := figures.get("throughput"):
-            self.seconds += updates * self.plan.batch.global_ / speed
-            self.updates += updates
-
-    def due(self, update: int) -> list[Kind]:
-        """Events by the clock; where the plan evaluates, that comes before each checkpoint."""
-        now, due = time.monotonic(), list[Kind]()
-        every, save_every = self.config.log_seconds, self.config.checkpoint_seconds
-        if every is not None and now - self.log_since >= every:
-            self.log_since = now
-            due.append("log")
-        if save_every is not None and now - self.saved_since >= save_every:
-            self.saved_since = now
-            due += ["validate", "checkpoint"] if self.plan.has("validate") else ["checkpoint"]
-        return due
-
-
-class HookedCheckpoints(Checkpoints):
-    """Checkpoints that tell the hooks, and are whole on disk before the next call: a kill costs that call alone."""
-
-    runner: HookRunner
-    evaluation: CheckpointEvaluation | None
-
-    def save(self, step: int, state: Any, *, position: Mapping[str, Any], **more: Any) -> None:
-        if self.runner.config.summary_steps:
-            position = {**position, SUMMARIES: self.runner.summary.as_saved()}
-        super().save(step, state, position=position, **more)
-        self.wait()
-        if self.evaluation is not None:
-            self.evaluation.note_checkpoint(step)
-        for hook in self.runner.hooks:
-            hook.on_checkpoint(self.runner.run, step)
 
 
 def run_training(
@@ -197,12 +97,15 @@ def run_training(
     if evaluation is None and config.best and config.best[0] not in ("loss", *job.spec.metrics):
         # A model_fn may measure more where it evaluates than where it trains.
         config.check_best(estimator._job(Mode.EVALUATE, source).spec.metrics)
+    for hook in (hook for hook in hooks if isinstance(hook, EarlyStopping)):
+        figures = ["loss", *job.spec.metrics] if evaluation is None else evaluation.figures
+        hook.check(figures, evaluation is not None)
     source = source.check_labels(job.classes)
     find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
     startup.end_part("data")
     state = _first_state(estimator, job)
     startup.end_part("weights")
-    with _open(estimator) as training:
+    with _open(estimator, hooks) as training:
         resumed = training.newest(state)
         done = resumed.step if resumed else 0
         target = find_target(source, done, steps, max_steps)
@@ -218,7 +121,9 @@ def run_training(
                 lambda: Program(model.update(job), feed, config.iterations_per_call, seed_key(config.seed)),
             )
             program.feed = feed
-            run = RunHandle(estimator, done, target)
+            run = RunHandle(
+                estimator, done, target, evaluates=evaluation is not None, by_steps=steps is not None
+            )
             saved = resumed.position.get(SUMMARIES) if resumed else None
             runner = HookRunner(run, hooks, config, plan, training.record, saved)
             try:
@@ -258,7 +163,7 @@ def _first_state(estimator: Any, job: Job) -> State:
     return {**state, **found.state}
 
 
-def _open(estimator: Any) -> AbstractContextManager[TrainingRun]:
+def _open(estimator: Any, hooks: tuple[Hook, ...]) -> AbstractContextManager[TrainingRun]:
     """Hold the model_dir and its records; another process is refused meanwhile."""
     config, folder = estimator.config, estimator.model_dir
     there = folder / "config.json"
@@ -272,8 +177,10 @@ def _open(estimator: Any) -> AbstractContextManager[TrainingRun]:
     keep: Keep = KeepLast(config.keep_last)
     if config.best:
         keep |= KeepBest(*config.best)
-    sinks: list[Sink] = [ConsoleSink(estimator._say)]
-    if config.summary_steps and processes.is_writer():
+    if (returning := find_returning(hooks)) is not None:
+        keep |= KeepBestOf(returning)
+    sinks: list[Sink] = [ConsoleSink(estimator._say, also=("early_stop", "best_restored"))]
+    if (config.tensorboard or config.summary_steps) and processes.is_writer():
         try:
             sinks.append(TensorBoardSink(folder / "tensorboard"))
         except MissingExtra as error:
@@ -328,16 +235,29 @@ def _train(
             position = {**resumed.position, "feed": program.feed.position(resumed.step)}
             resumed = replace(resumed, position=position)
     before = program.lower_seconds, program.compile_seconds
-    for hook in hooks:
-        hook.begin(run)
+    run.note = runner.note
+    hand_back(hooks, resumed.position.get(HOOKS, {}) if resumed else {})
+    tell(hooks, "begin", run)
+
+    def validate(state: State) -> Mapping[str, Any]:
+        figures = evaluation(state) if evaluation is not None else {}
+        runner.after_evaluation(figures)
+        return figures
+
+    if resumed and run.stopped and STOPPED not in resumed.position:
+        checkpoints.last = resumed.step, resumed.position
+        checkpoints.return_to_best(resumed.state)  # a kill may have come before that
+        run.estimator._say(f"nothing to train: a hook has ended the training at update {resumed.step:,}")
+        return {}
     try:
-        training.train(
+        state = training.train(
             program,
             plan,
             state,
             resumed=resumed,
             endless=plan.total_updates - run.step == WITHOUT_END,
-            validate=evaluation,
+            validate=None if evaluation is None else validate,
+            waits_for_logs=runner.waits_for_logs,
             on_log=runner.on_log,
             on_call=runner.on_call,
             guard="loss",
@@ -349,8 +269,8 @@ def _train(
         raise
     runner.hand_over()
     runner.record_summary()
-    for hook in hooks:
-        hook.end(run)
+    checkpoints.return_to_best(state)
+    tell(hooks, "end", run)
     seconds, samples = runner.seconds, runner.updates * plan.batch.global_
     return {
         "updates": runner.updates,

@@ -28,16 +28,9 @@ from hotloop.errors import CheckpointError
 from hotloop.families.estimator.cifar.config import CifarConfig
 from hotloop.families.estimator.cifar.model import CLASSES, find_transform, model_fn
 from hotloop.families.estimator.cifar.network import NETWORKS
-from hotloop.families.estimator.config import (
-    CallFigures,
-    EvalSpec,
-    Hook,
-    Mode,
-    RunConfig,
-    RunHandle,
-    TrainSpec,
-)
+from hotloop.families.estimator.config import EvalSpec, Mode, RunConfig, TrainSpec
 from hotloop.families.estimator.estimator import Estimator, train_and_evaluate
+from hotloop.families.estimator.hooks import CallFigures, Hook, RunHandle
 from hotloop.families.estimator.inputs import Arrays, FromArrays
 from hotloop.families.estimator.training import make_plan
 from hotloop.options import to_jsonable

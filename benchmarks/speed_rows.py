@@ -1,0 +1,191 @@
+"""Comparisons in the files of benchmarks/results, whatever program wrote them, as rows of one kind.
+
+A row is one case on one machine, ours beside one peer. A file of another form gives no rows; nothing is computed here
+but medians over rounds where a file has the rounds and not the median. speed_tables.py makes the page of them.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FAMILIES = ("cnn", "estimator", "vcd", "recommender", "kernels", "serving")
+NAMES = {
+    "resnet8": "CIFAR ResNet-8, training",
+    "resnet50": "ResNet-50 at 224 x 224, training",
+    "resnet50-infer": "ResNet-50 at 224 x 224, inference",
+    "cifar": "the CIFAR-10 CNN by the Estimator, training",
+}
+EPOCHS = {"resnet8": 50_000, "resnet50": 1_281_167, "cifar": 50_000, "vcd": 50_000}
+"""Samples of an epoch; of the recommender's shapes the users, as benchmarks/peers/netflix_shape.py draws them."""
+USERS = {"3m": 311_315, "full": 477_412, "small": 20_000}
+LATER = frozenset(
+    f"2026-11-15_cnn_h200_{name}.json" for name in ("b256_ordered", "b512_ordered", "infer_folded")
+)
+"""Files that were made after others of the same day; else the later name of a day is taken for the later file."""
+COMMANDS = {
+    "estimator_h200": "hotloop estimator --recipe RECIPE --seed SEED --evaluate-every 5",
+    "vcd_h200": "hotloop vcd train --data MNIST_FOLDER --method METHOD --log-every 10000",
+    "peers_cpu": "hotloop bench peers --rounds 5 --seconds 1",
+}
+"""Of files that do not say it, by the end of their names; docs/results.md has them too."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of results: when, where and by what it was made."""
+
+    file: str
+    date: str
+    commit: str
+    machine: str
+    command: str
+    native: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case on one machine, ours beside one peer (None: nothing was beside it)."""
+
+    source: Source
+    family: str
+    case: str
+    unit: str
+    ours: float
+    peer: str | None = None
+    theirs: float | None = None
+    ratio: tuple[float, float, float] | None = None  # more is better for us; lowest and highest round
+    memory: int | None = None
+    their_memory: int | None = None
+    samples: int | None = None  # of an epoch, where `unit` is samples a second
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What is measured where: all its rows are of one file, so that ours is one number."""
+        return self.family, self.case, self.source.machine
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """How long all samples take at this rate."""
+        return self.samples / self.ours if self.samples else None
+
+
+def read_source(path: Path, document: Mapping[str, Any]) -> Source:
+    """What the file says of itself; files differ in where they say it."""
+    family = family_of(path)
+    environment = document.get("environment", {})
+    told = json.dumps([environment, *(document.get(name) for name in ("device", "machine", "source"))])
+    machine = "H200" if "H200" in told else "CPU"
+    commit = str(environment.get("commit") or document.get("commit") or "not recorded")
+    commit = commit[:7] if len(commit) == 40 else commit
+    said = document.get("command") or document.get("source", "").removeprefix("H200, ")
+    command = COMMANDS.get(path.stem[11:]) or said or program_of(family, machine)
+    date, dirty = path.name[:10], "+" if environment.get("dirty") else ""
+    native = document.get("hotloop_native")
+    return Source(path.name, date, commit + dirty, machine, command, native)
+
+
+def program_of(family: str, machine: str) -> str:
+    """The program that compares a family with its peers, or the one of this name."""
+    here = Path(__file__).parent
+    places = (f"peers/{family}.py", f"{family}_peers.py", f"{family}.py")
+    place = next((place for place in places if (here / place).is_file()), None)
+    if place is None:
+        return "not recorded"
+    return f"python benchmarks/{place}" + (" --device gpu" if machine == "H200" else "")
+
+
+def family_of(path: Path) -> str:
+    """By the file's name; LSTMs and the persistent recurrences are kernels."""
+    word = path.stem.split("_")[1]
+    return {"lstm": "kernels", "persistent": "kernels", "speedrun": "cnn"}.get(word, word)
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """All comparisons of a file, in its order; none for a file of another form."""
+    document = json.loads(path.read_text())
+    source, results = read_source(path, document), document.get("results", [])
+    if isinstance(results, dict) and "sides" in results.get("peers", {}):
+        yield from _serving(source, results["peers"]["sides"])
+    elif path.stem.endswith("_vcd_h200"):
+        yield from _whole_vcd(source, document["runs"])
+    elif isinstance(results, list) and all(isinstance(each, dict) for each in results):
+        own = {_case(each): each for each in results if each.get("side") == "ours"}
+        for each in results:
+            family = each.get("family", family_of(path))
+            if {"ours_us", "dtype"} <= each.keys():
+                yield _kernel(source, each)
+            elif "shape" in each:
+                yield _recommender(source, each)
+            elif each.get("side") not in (None, "ours") and "ratio" in each:
+                yield _side(source, family, own[_case(each)], each)
+
+
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """Of each key the rows of its newest file; of a peer that a file has twice the last. Families in their order."""
+    kept: dict[Any, dict[str | None, Row]] = {}
+    for row in sorted(rows, key=lambda row: (row.source.date, row.source.file in LATER, row.source.file)):
+        before = kept.pop(row.key, {})
+        same = all(other.source == row.source for other in before.values())
+        kept[row.key] = {**(before if same else {}), row.peer: row}
+    found = [row for by_peer in kept.values() for row in by_peer.values()]
+    return [row for family in FAMILIES for row in found if row.family == family]
+
+
+def _case(each: Mapping[str, Any]) -> Any:
+    return each.get("family"), each.get("case", each.get("batch_size"))
+
+
+def _ratio(each: Mapping[str, Any]) -> tuple[float, float, float]:
+    return each["ratio"], each["ratio_low"], each["ratio_high"]
+
+
+def _kernel(source: Source, each: Mapping[str, Any]) -> Row:
+    case, times = f"{each['case']}, {each['dtype']}", (each["ours_us"], each["torch_us"])
+    return Row(source, "kernels", case, "us", times[0], "torch", times[1], _ratio(each))
+
+
+def _recommender(source: Source, each: Mapping[str, Any]) -> Row:
+    case = f"{USERS[each['shape']]:,} users, size {each['size']}, batch {each['batch_size']}, training"
+    rates = (each[side]["users_per_second"] for side in ("ours", "torch"))
+    memory = {"memory": each.get("device_memory_bytes"), "samples": USERS[each["shape"]]}
+    return Row(
+        source, "recommender", case, "users/s", next(rates), "torch", next(rates), _ratio(each), **memory
+    )
+
+
+def _side(source: Source, family: str, ours: Mapping[str, Any], each: Mapping[str, Any]) -> Row:
+    """A peer's row of cnn, estimator and vcd, which has ours in a row of its own."""
+    if family == "vcd":
+        case, kind = f"vcd update, batch {ours['batch_size']}", "vcd"
+        rates = tuple(one["updates_per_second"] * one["batch_size"] for one in (ours, each))
+    else:
+        kind, batch = each["case"].rsplit("-b", 1)
+        case = f"{NAMES.get(kind, kind)}, batch {batch}"
+        rates = tuple(one["images_per_second"] for one in (ours, each))
+    return Row(
+        source, family, case, "images/s", rates[0], each["side"], rates[1], _ratio(each),
+        ours.get("memory_bytes"), each.get("memory_bytes"), EPOCHS.get(kind),
+    )  # fmt: skip
+
+
+def _whole_vcd(source: Source, runs: Mapping[str, Any]) -> Iterator[Row]:
+    for run in runs.values():
+        if run["updates"] == 400_000:  # the paper's network; the other is another one
+            rate = 100 * run["updates_per_second"]["median"]
+            case = f"whole training by {run['method']}, batch 100"
+            yield Row(source, "vcd", case, "images/s", rate, samples=EPOCHS["vcd"])
+
+
+def _serving(source: Source, sides: Mapping[str, Any]) -> Iterator[Row]:
+    """Requests a second over the clients' number: the median round, ratios of the same round."""
+    (own, ours), *peers = sides.items()
+    for clients, rounds in ours.items():
+        for peer, theirs in peers:
+            rates = [[one["rate"] for one in side] for side in (rounds, theirs[clients])]
+            ratios = [a / b for a, b in zip(*rates, strict=True)]
+            ratio = median(ratios), min(ratios), max(ratios)
+            case = f"{own}, cifar_resnet8, clients: {clients}"
+            yield Row(source, "serving", case, "requests/s", median(rates[0]), peer, median(rates[1]), ratio)

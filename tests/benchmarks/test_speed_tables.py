@@ -1,0 +1,128 @@
+"""docs/speed.md and docs/history.md are what the raw files say: the newest of each case, with the right arithmetic."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import speed_cells  # noqa: E402
+import speed_rows  # noqa: E402
+import speed_tables  # noqa: E402
+
+ENVIRONMENT = {"platform": "cpu", "device_kinds": ["cpu"], "commit": "a" * 40, "dirty": False}
+
+
+def side(name, rate, ratio=1.0, case="resnet8-b8", memory=None):
+    ratios = {"ratio": ratio, "ratio_low": 0.9 * ratio, "ratio_high": 1.1 * ratio}
+    return {"case": case, "side": name, "images_per_second": rate, "memory_bytes": memory, **ratios}
+
+
+def write(folder, name, results, **more):
+    document = {"environment": ENVIRONMENT, "results": results, **more}
+    (folder / name).write_text(json.dumps(document))
+
+
+def rows(folder):
+    return speed_rows.newest(row for path in folder.glob("*.json") for row in speed_rows.rows_of(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), [("speed.md", speed_tables.speed_page), ("history.md", speed_tables.history_page)]
+)
+def test_the_page_is_what_the_command_makes_of_the_files(name, make):
+    assert (ROOT / "docs" / name).read_text() == make(speed_tables.RESULTS), (
+        "run: python benchmarks/speed_tables.py"
+    )
+
+
+def test_every_family_has_rows_and_every_ratio_lies_in_its_range():
+    found = rows(speed_tables.RESULTS)
+    assert {row.family for row in found} == set(speed_rows.FAMILIES)
+    for row in found:
+        if row.ratio:
+            ratio, low, high = row.ratio
+            assert low <= ratio <= high
+            # A median of ratios is near the ratio of medians; a rate and a time would be far from it.
+            medians = row.theirs / row.ours if row.unit == "us" else row.ours / row.theirs
+            assert 0.8 < medians / ratio < 1.25, row
+
+
+def test_figures_of_the_page_are_those_of_the_file(tmp_path):
+    write(
+        tmp_path,
+        "2026-01-02_cnn_cpu.json",
+        [side("ours", 2_000.0, memory=3 * 2**30), side("torch", 800.0, 2.5)],
+    )
+    (line,) = re.findall(r"^\| CIFAR ResNet-8.*$", speed_tables.speed_page(tmp_path), re.MULTILINE)
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == [
+        "CIFAR ResNet-8, training, batch 8",
+        "CPU",
+        "2,000 images/s",
+        "25.0 s",  # 50,000 images at 2,000 a second
+        "torch",
+        "800 images/s",
+        "**2.50** (2.25 to 2.75)",
+        "3.00 GiB",
+        "[2026-01-02](../benchmarks/results/2026-01-02_cnn_cpu.json), aaaaaaa",
+    ]
+
+
+def test_rows_of_a_case_are_all_of_its_newest_file(tmp_path):
+    write(
+        tmp_path,
+        "2026-01-01_cnn_cpu.json",
+        [side("ours", 1.0), side("torch", 1.0), side("torch compile", 1.0)],
+    )
+    write(tmp_path, "2026-01-03_cnn_cpu.json", [side("ours", 3.0), side("torch", 1.0, 3.0)])
+    write(tmp_path, "2026-01-02_cnn_cpu.json", [side("ours", 2.0), side("torch", 1.0, 2.0)])
+    assert [(row.ours, row.peer) for row in rows(tmp_path)] == [(3.0, "torch")]
+
+
+def test_of_a_row_that_a_file_has_twice_the_last_counts(tmp_path):
+    first = {"case": "rnn", "dtype": "float32", "ours_us": 2.0, "torch_us": 4.0}
+    first |= {"ratio": 2.0, "ratio_low": 2.0, "ratio_high": 2.0}
+    write(tmp_path, "2026-01-01_kernels_cpu.json", [first, {**first, "ours_us": 1.0}])
+    assert [row.ours for row in rows(tmp_path)] == [1.0]
+
+
+def test_requests_are_compared_in_their_own_round(tmp_path):
+    def rounds(*rates):
+        return {"8": [{"rate": rate} for rate in rates]}
+
+    sides = {"hotloop serve": rounds(10.0, 30.0, 20.0), "other": rounds(10.0, 10.0, 10.0)}
+    write(tmp_path, "2026-01-01_serving_cpu.json", {"peers": {"sides": sides}})
+    (row,) = rows(tmp_path)
+    assert (row.ours, row.theirs, row.ratio) == (20.0, 10.0, (2.0, 1.0, 3.0))
+
+
+def test_files_of_other_forms_give_no_rows_and_are_listed(tmp_path):
+    write(tmp_path, "2026-01-01_growth_cpu.json", [{"case": "x", "ours_us": 1.0, "torch_us": 2.0}])
+    assert rows(tmp_path) == []
+    listed = speed_tables.history_page(tmp_path)
+    assert "[growth_cpu.json]" in listed and "`python benchmarks/growth.py`" in listed
+
+
+def test_users_of_a_shape_are_those_that_were_drawn():
+    text = (ROOT / "benchmarks" / "peers" / "netflix_shape.py").read_text()
+    drawn = dict(re.findall(r'"(\w+)": \(([\d_]+),', text))
+    assert {shape: int(users) for shape, users in drawn.items()} == speed_rows.USERS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.05, "50.0 ms"), (0.5, "0.50 s"), (90, "90.0 s"), (180, "3.00 min"), (205_560, "2.38 days")],
+)
+def test_a_duration_has_the_unit_that_people_take(seconds, text):
+    assert speed_cells.duration(seconds) == text
+
+
+def test_every_command_of_the_pages_is_a_program_that_is_there():
+    for page in ("speed.md", "history.md"):
+        for program in re.findall(r"`python (benchmarks/\S+\.py)", (ROOT / "docs" / page).read_text()):
+            assert (ROOT / program).is_file()
