@@ -304,11 +304,12 @@ def test_weights_of_timm_are_fine_tuned_on_own_photographs(others, tmp_path):
     """A ResNet-18 by timm's names and another number of classes: the first three stages stay, the rest learns."""
     _, params, statistics = drawn("resnet18", 7)
     file = write_timm(tmp_path / "r18.safetensors", params, statistics)
-    program = ("--model", "resnet18", "--image-size", "32", *RUN, *RATE)
+    longer = ("--num-epochs", "12", "--lr-schedule-params", "{initial_learning_rate: 0.0002}")
+    program = ("--model", "resnet18", "--image-size", "32", *RUN, *RATE, *longer)
     words = ("--dataset", others, "--init-from", file, "--freeze", "stages:3", "--weight-decay", "0.01")
     whole, result, said = trained(tmp_path / "whole", *words, program=program)
     assert "the classifier predictions is drawn anew: 4 classes, 7 there" in said
-    assert result["best"]["validation_accuracy"] > 1 / 4
+    assert result["best"]["validation_accuracy"] > 1 / 2  # of four classes
     for part, tree in (("params", params), ("statistics", statistics)):
         for layer, leaves_of in tree.items():
             for leaf, value in leaves_of.items():

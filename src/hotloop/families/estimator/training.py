@@ -222,6 +222,7 @@ def _train(
     assert isinstance(checkpoints, HookedCheckpoints)
     checkpoints.runner, checkpoints.evaluation = runner, evaluation
     if resumed:
+        checkpoints.last = resumed.step, resumed.position  # where no update is left, nothing is saved again
         try:
             program.feed.check_position(resumed.position["feed"])
         except CheckpointError as error:  # other data: the place in them is the number of the update
@@ -245,7 +246,6 @@ def _train(
         return figures
 
     if resumed and run.stopped and STOPPED not in resumed.position:
-        checkpoints.last = resumed.step, resumed.position
         checkpoints.return_to_best(resumed.state)  # a kill may have come before that
         run.estimator._say(f"nothing to train: a hook has ended the training at update {resumed.step:,}")
         return {}
