@@ -16,6 +16,13 @@ LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
 WITHOUT_CONVOLUTIONS: dict[str, str | bool] = {
     LIBRARY: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 }
+COMMANDS = "xla_gpu_enable_command_buffer"
+# A CUDA graph with its loops and branches in it: the card decides how often they run, where the host would wait for each
+# decision otherwise. XLA's own choice has neither of the two.
+LOOPS_ON_THE_CARD: dict[str, str | bool] = {
+    COMMANDS: "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
+    "xla_gpu_graph_min_graph_size": "1",
+}
 CONVOLUTION = re.compile(r"stablehlo\.convolution\(.*")
 # The other kernel takes neither groups nor float64, which would be left with naive loops.
 TAKEN = re.compile(r"batch_group_count = 1 .*feature_group_count = 1 .*xf32>$")
@@ -31,3 +38,10 @@ def choose_options(lowered: Any, platform: str) -> dict[str, str | bool]:
     text = lowered.compiler_ir().operation.get_asm(large_elements_limit=8)
     found = CONVOLUTION.findall(text)
     return WITHOUT_CONVOLUTIONS if found and all(map(TAKEN.search, found)) else {}
+
+
+def keep_loops_on_the_card(platform: str) -> dict[str, str | bool]:
+    """The options for a program of loops within loops whose bodies take microseconds; empty where there is no such
+    choice, or XLA_FLAGS make it."""
+    is_ours = platform == "gpu" and COMMANDS not in os.environ.get("XLA_FLAGS", "")
+    return LOOPS_ON_THE_CARD if is_ours else {}

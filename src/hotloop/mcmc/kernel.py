@@ -22,7 +22,8 @@ where positions, momenta and gradients are [z, chains], which is faster for many
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,7 @@ def leapfrog(
     momentum: Float[Array, "rows columns"],
     step_size: StepSize,
     steps: int | Int[Array, ""],
+    block: int = 1,
 ) -> tuple[State, Float[Array, "rows columns"]]:
     """Follow the dynamics for `steps` leapfrogs: (state, momentum) at the end of the trajectory.
 
@@ -90,7 +92,7 @@ def leapfrog(
     kicks that meet are one whole kick, so the map is: half a kick, then drift and whole kick alternating,
     the last kick halved. Each of the three maps shears one variable by a function of the other, so volume is
     kept exactly; the composition is symmetric, so running it again with the momentum turned round leads back
-    to the start. `steps` may be known only at run time.
+    to the start. `steps` may be known only at run time; `block` of them are then written out in a turn of the loop.
     """
 
     def drift_and_kick(_: Array | int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -99,10 +101,34 @@ def leapfrog(
         return position, momentum + step_size * value_and_gradient(position)[1]
 
     start = state.position, momentum + 0.5 * step_size * state.gradient
-    unroll = isinstance(steps, int) and steps <= UNROLLED_LEAPFROGS
-    position, momentum = lax.fori_loop(0, steps - 1, drift_and_kick, start, unroll=unroll)
+    if isinstance(steps, int):
+        unroll = steps <= UNROLLED_LEAPFROGS
+        position, momentum = lax.fori_loop(0, steps - 1, drift_and_kick, start, unroll=unroll)
+    else:
+        position, momentum = repeat(drift_and_kick, start, steps - 1, block)
     end = init(position + step_size * momentum, value_and_gradient)
     return end, momentum + 0.5 * step_size * end.gradient
+
+
+def repeat(
+    once: Callable[[Array | int, tuple[Array, Array]], tuple[Array, Array]],
+    carry: tuple[Array, Array],
+    times: Int[Array, ""],
+    block: int,
+) -> tuple[Array, Array]:
+    """`once` so many times, in turns of `block` and one choice among what may be left over."""
+    if block == 1:
+        return cast(tuple[Array, Array], lax.fori_loop(0, times, once, carry))
+
+    def several(count: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        for number in range(count):
+            carry = once(number, carry)
+        return carry
+
+    carry = lax.fori_loop(0, times // block, lambda _, carry: several(block, carry), carry)
+    return cast(
+        tuple[Array, Array], lax.switch(times % block, [partial(several, n) for n in range(block)], carry)
+    )
 
 
 def energy(state: State, momentum: Float[Array, "rows columns"], axis: int = -1) -> Float[Array, "chains"]:
@@ -138,7 +164,7 @@ Kernel = Callable[[Array, State, Array | float], tuple[State, Info]]
 
 
 def transition(
-    value_and_gradient: ValueAndGradient, leapfrog_steps: int | Array, axis: int = -1
+    value_and_gradient: ValueAndGradient, leapfrog_steps: int | Array, axis: int = -1, block: int = 1
 ) -> Transition:
     """One HMC step as a function of its randomness: (state, momentum, uniform, step size) -> (state, info).
 
@@ -146,7 +172,7 @@ def transition(
     """
 
     def step(state: State, momentum: Array, uniform: Array, step_size: Array | float) -> tuple[State, Info]:
-        end, end_momentum = leapfrog(value_and_gradient, state, momentum, step_size, leapfrog_steps)
+        end, end_momentum = leapfrog(value_and_gradient, state, momentum, step_size, leapfrog_steps, block)
         change = energy(end, end_momentum, axis) - energy(state, momentum, axis)
         return metropolis(state, end, change, uniform, axis)
 

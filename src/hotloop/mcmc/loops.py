@@ -71,6 +71,7 @@ def move(
     tuning: Tuning,
     draw: Array,
     most: Array | int,
+    block: int,
 ) -> tuple[kernel.State, kernel.Info, Array]:
     """One draw of every chain, and its leapfrogs."""
     size, count = chains.position.shape
@@ -78,7 +79,7 @@ def move(
     steps: int | Array = settings.leapfrogs or 0
     if settings.leapfrogs is None or settings.jitter:
         steps = leapfrogs_of(settings, tuning, draw, most)
-    chains, info = kernel.transition(gradient, steps, axis=0)(
+    chains, info = kernel.transition(gradient, steps, axis=0, block=block)(
         chains, momentum, uniform, tuning.step_size * tuning.scale[:, None]
     )
     return chains, info, jnp.asarray(steps, jnp.int32)
@@ -111,10 +112,10 @@ def find_first_step(
 
 
 class Programs:
-    """The loops for one log density and its settings."""
+    """The loops for one log density and its settings; `block` leapfrogs are one turn of the innermost one."""
 
-    def __init__(self, settings: Settings, gradient: kernel.ValueAndGradient):
-        self._settings, self._gradient = settings, gradient
+    def __init__(self, settings: Settings, gradient: kernel.ValueAndGradient, block: int = 1):
+        self._settings, self._gradient, self._block = settings, gradient, block
         self._plan = adaptation.schedule(settings.warmup)
 
     def begin(self, chains: kernel.State, words: Array) -> WarmUp:
@@ -143,7 +144,7 @@ class Programs:
         tuning = Tuning(
             jnp.exp(state.averaging.log_step), state.scale, adaptation.trajectory_of(state.slowest)
         )
-        chains, info, _ = move(settings, self._gradient, words, state.chains, tuning, i, most)
+        chains, info, _ = move(settings, self._gradient, words, state.chains, tuning, i, most, self._block)
         averaging = adaptation.average_step(
             state.averaging, info.acceptance.mean(), settings.target_acceptance
         )
@@ -190,8 +191,9 @@ class Programs:
 
         def once(i: Array, state: tuple[kernel.State, Draws]) -> tuple[kernel.State, Draws]:
             chains, draws = state
+            most = self._settings.max_leapfrogs
             chains, info, steps = move(
-                self._settings, self._gradient, words, chains, tuning, i, self._settings.max_leapfrogs
+                self._settings, self._gradient, words, chains, tuning, i, most, self._block
             )
             diverging = ~(info.energy_change < DIVERGENCE)
             found = Draws(chains.position, chains.log_density, info.acceptance, diverging, steps)

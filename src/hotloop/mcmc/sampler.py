@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hotloop.compiler_options import keep_loops_on_the_card
 from hotloop.engine import progress
+from hotloop.engine.device import platform
 from hotloop.errors import OptionError
 from hotloop.mcmc import kernel, random_bits, target
 from hotloop.mcmc.loops import Draws, Programs, Tuning
@@ -25,6 +27,8 @@ LogDensity = Callable[[PyTree], Array]
 State = TypeVar("State")
 
 FIRST_PIECE, PIECE_SECONDS = 16, 0.25
+BLOCK_ON_A_CARD = 8
+"""Leapfrogs in one turn of the loop on a GPU, where a turn costs as much as some of them (docs/results.md)."""
 INT, WORDS = target.abstract((), jnp.int32), target.abstract((2,), jnp.uint32)
 
 
@@ -68,7 +72,9 @@ class Sampler:
 
     def _compile_loops(self) -> None:
         """All that runs later, so that nothing compiles while it is timed."""
-        programs, chains = Programs(self.settings, self._gradient), self._start.out_info
+        block = BLOCK_ON_A_CARD if platform() == "gpu" else 1
+        programs, chains = Programs(self.settings, self._gradient, block), self._start.out_info
+        options = keep_loops_on_the_card(platform())
         begin = jax.jit(programs.begin).lower(chains, WORDS)
         tuning = jax.jit(programs.tuning).lower(begin.out_info)
         room = jax.jit(programs.empty).lower(chains)
@@ -77,9 +83,9 @@ class Sampler:
             (chains, room.out_info), tuning.out_info, WORDS, INT, INT
         )
         arrange = jax.jit(self._arrange).lower(room.out_info)
-        self._begin, self._warm = begin.compile(), warm.compile()
+        self._begin, self._warm = begin.compile(), warm.compile(compiler_options=options)
         self._tuning, self._empty = tuning.compile(), room.compile()
-        self._draw, self._arranged = draw.compile(), arrange.compile()
+        self._draw, self._arranged = draw.compile(compiler_options=options), arrange.compile()
 
     def _arrange(self, draws: Draws) -> tuple[PyTree, Draws]:
         """Draws as the user wants them: chains first, positions as pytrees."""
