@@ -3,10 +3,11 @@
 What is compared is effective draws a second: the smallest bulk or tail ESS of all numbers of a position over the time
 of the draws that are kept, and over that and warm-up (`total`). Peers are NUTS, and HMC with the leapfrogs that ours
 found (hmc_sides.py says with which settings), on three densities (hmc_targets.py) with 1, 64 and 4,096 chains. Every
-side is compiled before. In a first run of each, which is not timed, all means and variances must be within standard
+side is compiled before, and its first run is the first round. All means and variances of that must be within standard
 errors of the exact ones, or of ours where nothing exact is known: a peer that is not is left out, and said; where it is
-ours the program stops. Then all take turns, each round with a seed of its own. A round's ratio is our ESS/s over theirs, so more is better for us. A missed floor is said
-and gives exit status 1. Where numpyro is not installed it is left out and said.
+ours the program stops. Then all take turns, each round with a seed of its own. A round's ratio is our ESS/s over
+theirs, so more is better for us. A missed floor is said and gives exit status 1. Where numpyro is not installed it is
+left out and said.
 """
 
 import argparse
@@ -35,23 +36,24 @@ STANDARD_ERRORS = (
     5.0  # beyond which moments are not equal: of some hundred that are looked at, chance takes none there
 )
 PEERS = ("blackjax", "numpyro")
+KINDS = ("nuts", "hmc")
 
 
 def sides(target: Target, lengths: Lengths, skip: list[str]) -> dict[str, Side]:
     """Ours, then every peer that is there and asked for; those that wait for nothing compile side by side."""
     makers = {"blackjax": blackjax_side, "numpyro": numpyro_side}
     peers = [peer for peer in PEERS if peer not in skip]
+    kinds = [kind for kind in KINDS if kind not in skip]
     with ThreadPoolExecutor() as pool:
-        nuts = {peer: pool.submit(makers[peer], target, lengths, None) for peer in peers}
+        nuts = {peer: pool.submit(makers[peer], target, lengths, None) for peer in peers if "nuts" in kinds}
         side, found = pool.submit(ours, target, lengths).result()
         leapfrogs = max(1, round(float(np.asarray(found.leapfrogs).mean())))
         fixed: dict[str, Any] = {"blackjax": leapfrogs, "numpyro": found.trajectory}
-        hmc = {peer: pool.submit(makers[peer], target, lengths, fixed[peer]) for peer in peers}
-    return {"ours": side} | {
-        f"{peer} {kind}": made[peer].result()
-        for peer in peers
-        for kind, made in (("nuts", nuts), ("hmc", hmc))
-    }
+        hmc = {
+            peer: pool.submit(makers[peer], target, lengths, fixed[peer]) for peer in peers if "hmc" in kinds
+        }
+    made = {"nuts": nuts, "hmc": hmc}
+    return {"ours": side} | {f"{peer} {kind}": made[kind][peer].result() for peer in peers for kind in kinds}
 
 
 def numbers(run: Run) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -110,8 +112,8 @@ def compare(name: str, lengths: Lengths, options: argparse.Namespace) -> list[di
             f"{name}, {side}: a moment is {apart[side]:.1f} standard errors off: it has not mixed, not timed"
         )
         del all_sides[side]
-    turns: dict[str, list[dict[str, float]]] = {side: [] for side in all_sides}
-    for turn in range(options.rounds):
+    turns = {side: [measure(first[side])] for side in all_sides}
+    for turn in range(options.rounds - 1):
         for side, run in all_sides.items():
             turns[side].append(measure(run(2 + turn)))
     return [result(name, lengths, side, turns, apart[side], first[side].divergences) for side in all_sides]
@@ -193,9 +195,9 @@ def main() -> int:
             results += rows
             for row in rows:
                 show(row)
-    if options.json:
-        peers = {name: version(name) for name in PEERS if name not in options.skip}
-        save(options.json, {**peers, "family": "hmc", "load_before": f"{load:.2f}"}, results)
+            if options.json:  # after every case: what ends at a limit keeps what it had
+                peers = {peer: version(peer) for peer in PEERS if peer not in options.skip}
+                save(options.json, {**peers, "family": "hmc", "load_before": f"{load:.2f}"}, results)
     return int(any(row["missed"] for row in results) and not options.smoke)
 
 
@@ -210,7 +212,9 @@ def arguments() -> argparse.Namespace:
         "--draws", type=int, help="draws of a chain that are kept, instead of the number's own"
     )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
-    parser.add_argument("--skip", nargs="*", default=[], choices=PEERS, help="peers to leave out")
+    parser.add_argument(
+        "--skip", nargs="*", default=[], choices=PEERS + KINDS, help="peers, or kinds of theirs, to leave out"
+    )
     parser.add_argument(
         "--smoke", action="store_true", help="four chains, 200 draws: that it runs, no figures"
     )

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from hotloop import compiler_options
-from hotloop.compiler_options import WITHOUT_CONVOLUTIONS, choose_options
+from hotloop.compiler_options import (
+    LOOPS_ON_THE_CARD,
+    WITHOUT_CONVOLUTIONS,
+    choose_options,
+    keep_loops_on_the_card,
+)
 from hotloop.engine.drive import drive
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Evaluation, Program
@@ -79,6 +84,15 @@ def test_one_core_and_a_users_own_flag_keep_the_compilers_choice(monkeypatch: py
     monkeypatch.delenv("XLA_FLAGS")
     monkeypatch.setattr(compiler_options, "usable_cores", lambda: 1)
     assert choose_options(lowered, "cpu") == {}
+
+
+def test_loops_stay_on_a_card_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch):
+    assert keep_loops_on_the_card("cpu") == keep_loops_on_the_card("tpu") == {}
+    assert keep_loops_on_the_card("gpu") == LOOPS_ON_THE_CARD
+    # The compiler knows every name of it: an unknown one is refused on a CPU, too.
+    jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=LOOPS_ON_THE_CARD)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
+    assert keep_loops_on_the_card("gpu") == {}
 
 
 def test_training_says_with_what_options_it_was_compiled(tmp_path: Path):

@@ -66,6 +66,17 @@ def test_a_trajectory_run_back_ends_where_it_began(float64, steps):
     np.testing.assert_allclose(back_momentum, -momentum, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("block", [1, 4, 8])
+def test_leapfrogs_known_at_run_time_are_those_that_were_written_out(float64, block):
+    position, momentum, _ = draws(3, chains=4, size=2)
+    state = jit_init(position, BANANA)
+    follow = jax.jit(lambda steps: hmc.leapfrog(BANANA, state, momentum, 0.1, steps, block))
+    for steps in (1, 2, block, block + 1, 2 * block, 2 * block + 3):
+        expected = jit_leapfrog(BANANA, steps)(state, momentum, 0.1)
+        for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(follow(steps)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
 def test_the_trajectory_map_keeps_volume(float64):
     def move(both):
         state = hmc.init(both[None, :2], BANANA)

@@ -90,6 +90,19 @@ def test_pieces_of_any_length_give_the_same_bits(first, monkeypatch) -> None:
     assert (found.step_size, found.trajectory) == (expected.step_size, expected.trajectory)
 
 
+def test_blocks_of_leapfrogs_as_a_card_takes_them_draw_the_same(monkeypatch) -> None:
+    expected = small_sampler().run(KEY)
+    monkeypatch.setattr(sampler, "platform", lambda: "gpu")
+    monkeypatch.setattr(
+        sampler, "keep_loops_on_the_card", lambda platform: {}
+    )  # no option of a CPU's compiler
+    found = hmc.Sampler(tilted, START, chains=3, **SMALL).run(KEY)
+    assert set(np.asarray(found.leapfrogs)) - set(range(8)), "some are longer than a block"
+    np.testing.assert_array_equal(found.leapfrogs, expected.leapfrogs)
+    for a, b in zip(jax.tree.leaves(expected.samples), jax.tree.leaves(found.samples), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
 SMALL: dict[str, Any] = {"warmup": 40, "samples": 30, "quiet": True}
 held: list[hmc.Sampler] = []
 
