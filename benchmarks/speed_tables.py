@@ -33,8 +33,8 @@ the device, ours, then the peer's, where it was counted. A commit with + had cha
 was done, what was thrown away and what was missed is told in [results](results.md), which also has figures without a
 raw file; every file is in the [history](history.md).
 
-Machines: **CPU**, two cores of an AMD EPYC (Zen 3, AVX2), a virtual machine whose neighbours are noisy: read ratios,
-not microseconds; **H200**, one NVIDIA H200 with 16 cores of a Xeon.
+Machines: **CPU**, two cores of an AMD EPYC (Zen 5 where the file's name says so, else Zen 3 or 4), a virtual machine
+whose neighbours are noisy: read ratios, not microseconds; **H200**, one NVIDIA H200 with 16 cores of a Xeon.
 """
 WHOLE = """Whole trainings on real data. Of several runs the mean, and the lowest and the highest. The time is that of
 compiled calls alone, but for those by `hotloop cnn train`, which have compilation and validation in it."""
