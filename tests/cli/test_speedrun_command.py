@@ -1,4 +1,4 @@
-"""`hotloop cnn speedrun` from the command line: what it prints, records and refuses."""
+"""`hotloop cnn speedrun`, also as `cnn train --config cifar10_94`: what it prints, records and refuses."""
 
 import json
 import re
@@ -12,10 +12,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hotloop.cli.main import main
+from hotloop.cli.main import find_command, main
+from hotloop.cli.parser import resolve, scan
 from hotloop.engine.run import read_events
+from hotloop.families.cnn.presets import PRESETS, SPEEDRUN_PRESETS
 from hotloop.families.cnn.speedrun import train
-from hotloop.families.cnn.speedrun.config import Recipe
+from hotloop.families.cnn.speedrun.config import Recipe, SpeedrunConfig
 from hotloop.families.cnn.speedrun.train import in_words, summarise
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -31,6 +33,12 @@ def small_set(tmp_path_factory):
         rows[:, 0] %= 10
         (folder / name).write_bytes(rows.tobytes())
     return folder.parent
+
+
+def resolved(*line):
+    """The command that a line means, and its options."""
+    command, path, rest = find_command(["cnn", *line])
+    return path, resolve(command, scan(rest, command.options))
 
 
 def words(small_set, tmp_path, *more):
@@ -94,6 +102,92 @@ def test_what_cannot_work_is_one_line(small_set, tmp_path, capsys, more, reason)
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert reason in error
     assert not (tmp_path / "none").exists()
+
+
+def test_a_plan_is_one_call_with_the_test_at_its_end(small_set, tmp_path, capsys):
+    line = words(
+        small_set, tmp_path / "none", "--plan", "--batch-size=8", "--epochs=7/3", "--repeats=2", "--json"
+    )
+    assert main(line) == 0
+    out, said = capsys.readouterr()
+    plan = json.loads(out)
+    assert (plan["total_updates"], plan["updates_per_epoch"], plan["calls"]) == (7, 3, 1)
+    assert [(each["event"], each["update"]) for each in plan["events"]] == [("validate", 7)]
+    assert (plan["batch"]["global"], plan["repeats"], plan["seed"], plan["warnings"]) == (8, 2, 0, [])
+    assert "runs of one program: 2, with seeds from 0" in said
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_configuration_has_the_values_of_the_recipe():
+    (name,) = SPEEDRUN_PRESETS
+    path, found = resolved("train", "--config", name)
+    assert (path, name in PRESETS) == ("hotloop cnn speedrun", False)
+    assert found.config == SpeedrunConfig(expect=SPEEDRUN_PRESETS[name]["expect"])
+    assert (found.config.epochs, found.config.batch_size) == (Recipe().epochs, Recipe().batch_size)
+    assert found.configured == {"expect", "epochs", "batch_size"}
+
+
+def test_options_that_both_have_mean_the_same_by_the_configuration():
+    both = (
+        "--dataset-path",
+        "a folder",
+        "--seed=7",
+        "--results-dir",
+        "r",
+        "--run-name=n",
+        "--plan",
+        "--device",
+        "cpu",
+    )
+    both += ("--json", "--no-native", "--config=cifar10_94")
+    assert resolved("train", *both, "--num-epochs", "1/4") == resolved("speedrun", *both, "--epochs", "1/4")
+
+
+def test_the_configuration_runs_the_speedrun_and_says_what_to_expect(small_set, tmp_path, capsys):
+    line = words(small_set, tmp_path / "none", "--config", "cifar10_94")
+    line[1] = "train"
+    assert main(line) == 2  # a part of the set is smaller than its batch
+    out, said = capsys.readouterr()
+    assert out.startswith("to expect: 94 % in about a second")
+    assert said.strip().endswith("--batch-size 1536: there are only 24 training images")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--model-name", "cifar_resnet8"],
+        ["--micro-batch-size", "8"],
+        ["--precision", "32.32"],
+        ["--dataset", "cifar10"],
+        ["--no-validation"],
+        ["--resume"],
+    ],
+)
+def test_the_configuration_refuses_what_only_other_trainings_have(capsys, more):
+    assert main(["cnn", "train", "--config", "cifar10_94", *more]) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    spelling = more[0].replace("--no-", "--")
+    assert f"{spelling}: --config cifar10_94 has no use for it; `hotloop cnn speedrun --help`" in error
+
+
+def test_a_part_of_a_file_may_have_the_configurations_name(tmp_path):
+    file = tmp_path / "own.yml"
+    file.write_text("cifar10_94: {model_name: cifar_resnet8}")
+    path, found = resolved("train", "--config-path", str(file), "--config", "cifar10_94")
+    assert (path, found.config.model_name) == ("hotloop cnn train", "cifar_resnet8")
+
+
+def test_help_and_errors_name_the_configuration_with_the_others(capsys):
+    assert main(["cnn", "train", "--config", "cifar10_94", "--help"]) == 0
+    presets = capsys.readouterr().out.rpartition("Presets for --config: ")[2]
+    assert {"cifar10_94", "cifar10_wide"} <= set(presets.strip().split(", "))
+    assert main(["cnn", "train", "--config", "cifar10_95"]) == 2
+    assert "did you mean cifar10_94" in capsys.readouterr().err
+
+
+def test_the_configuration_is_for_one_process(capsys):
+    assert main(["launch", "--num-instances", "2", "cnn", "train", "--config", "cifar10_94"]) == 2
+    assert "cnn speedrun: makes no sense in several processes" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_a_run_is_refused(small_set, tmp_path, capsys):

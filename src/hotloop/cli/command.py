@@ -167,6 +167,7 @@ class Command:
     before that device is opened: it refuses what no device could do."""
     xla_flags: Mapping[str, str] = field(default_factory=dict)
     """Options that XLA is given as a flag, which must be there before the device is opened."""
+    elsewhere: "Elsewhere | None" = None
     verbatim: bool = False
     """From the first word that is no option on, everything is an argument, even what looks like an option."""
 
@@ -177,6 +178,21 @@ class Command:
     @property
     def option_names(self) -> frozenset[str]:
         return frozenset(option.name for option in self.options if not option.positional)
+
+    @property
+    def preset_names(self) -> tuple[str, ...]:
+        """Every name that --config takes, also those that another command runs."""
+        return (*self.presets, *(self.elsewhere.command.presets if self.elsewhere else ()))
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Presets that may be given to one command, and that another runs: its own ones."""
+
+    command: Command
+    path: str
+    options: Mapping[str, str]
+    """What may be given with them -> what it is called there; common options may be, too."""
 
 
 computing_command = partial(Command, on_device=True)

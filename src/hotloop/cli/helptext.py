@@ -25,7 +25,9 @@ def command_help(command: Command, path: str) -> str:
         _add_options(parser, command.options, command.first_group)
     if command.presets:
         named = (command.config_option or "config").replace("_", "-")
-        parser.epilog = f"{command.epilog}\n\nPresets for --{named}: {', '.join(command.presets)}".strip()
+        parser.epilog = (
+            f"{command.epilog}\n\nPresets for --{named}: {', '.join(command.preset_names)}".strip()
+        )
     return parser.format_help()
 
 

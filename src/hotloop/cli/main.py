@@ -142,6 +142,10 @@ def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
             break
         command = children[rest[0]]
         path, rest = f"{path} {command.name}", rest[1:]
+    if command.elsewhere and not _has_flag(rest, "-h", "--help"):
+        from hotloop.cli.parser import find_elsewhere
+
+        return find_elsewhere(command, rest) or (command, path, rest)
     return command, path, rest
 
 

@@ -131,6 +131,26 @@ def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
     return given
 
 
+def find_elsewhere(command: Command, words: Sequence[str]) -> tuple[Command, str, list[str]] | None:
+    """The command that runs the preset that these words name, its path, and the same in its own words; None where it is
+    this command, or the preset is a part of a file."""
+    other = command.elsewhere
+    if other is None or not any(word.partition("=")[0] == "--config" for word in words):
+        return None
+    given = scan(words, command.options)
+    preset = given.get("config")
+    if preset not in other.command.presets or "config_path" in given:
+        return None
+    names = {**other.options, **{option.name: option.name for option in options_of(Common)}}
+    for option in command.options:
+        if option.name in given and option.name not in names:
+            raise OptionError(
+                f"{option.spelling}: --config {preset} has no use for it; `{other.path} --help` has what it takes"
+            )
+    spelled = {names[name].replace("_", "-"): text for name, text in given.items()}
+    return other.command, other.path, [f"--{name}={text}" for name, text in spelled.items()]
+
+
 @dataclass(frozen=True)
 class Resolved:
     """The configs to run with, and for each value that a file may hold where it came from."""
@@ -199,7 +219,8 @@ def _layer(command: Command, name: str | None, path: Path | None) -> ConfigLayer
         if name not in command.presets:
             known = "; give a file with --config-path"
             if command.presets:
-                known = did_you_mean(name, command.presets) or f"; there are {', '.join(command.presets)}"
+                names = command.preset_names
+                known = did_you_mean(name, names) or f"; there are {', '.join(names)}"
             raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
         return _named(f"preset {name}", command.presets[name], command)
     document = read_file(path)

@@ -4,7 +4,7 @@ A folder of checkpoints without its run has its network.json alone: the rest are
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,27 @@ NOT_TAKEN = frozenset({
 """What a run had for itself: which phases ran, what they began with, and where it wrote."""
 
 
+@cache
+def _read_configs() -> Mapping[str, Mapping[str, Any]]:
+    text = files("hotloop.families.cnn").joinpath(CONFIGS_FILE).read_text(encoding="utf-8")
+    contents: Mapping[str, Mapping[str, Any]] = parse_document(text, CONFIGS_FILE)
+    return contents
+
+
 class NamedConfigs(Mapping[str, Mapping[str, Any]]):
-    """Every named configuration, read when the first is asked for: a command without --config does not wait for it."""
+    """The named configurations with the options of one command, train's where they name none; read when the first is
+    asked for: a command without --config does not wait for them."""
+
+    def __init__(self, command: str):
+        self._command = command
 
     @cached_property
     def _contents(self) -> Mapping[str, Mapping[str, Any]]:
-        text = files("hotloop.families.cnn").joinpath(CONFIGS_FILE).read_text(encoding="utf-8")
-        contents: Mapping[str, Mapping[str, Any]] = parse_document(text, CONFIGS_FILE)
-        return contents
+        return {
+            name: {key: value for key, value in values.items() if key != "command"}
+            for name, values in _read_configs().items()
+            if values.get("command", "train") == self._command
+        }
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
         return self._contents[name]
@@ -43,7 +56,7 @@ class NamedConfigs(Mapping[str, Mapping[str, Any]]):
         return len(self._contents)
 
 
-PRESETS = NamedConfigs()
+PRESETS, SPEEDRUN_PRESETS = NamedConfigs("train"), NamedConfigs("speedrun")
 
 
 def find_run(path: Path) -> Path | None:

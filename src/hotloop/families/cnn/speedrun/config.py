@@ -17,6 +17,7 @@ from hotloop.options import Options, folder_name, non_negative, option, positive
 
 @dataclass(frozen=True)
 class SpeedrunConfig(Options):
+    plan: bool = option(False, "Say what would run, and stop.")
     seed: int = option(0, "Seed of the first run.", check=non_negative)
     repeats: int = option(
         1, "So many runs of the same compiled program, with seeds one after another.", check=positive
@@ -35,6 +36,7 @@ class SpeedrunConfig(Options):
     run_name: str | None = option(
         None, "Name of the run's folder; none: speedrun and the time.", check=folder_name
     )
+    expect: str = option("", "What a configuration promises, in its own words.", hidden=True)
 
 
 @dataclass(frozen=True)

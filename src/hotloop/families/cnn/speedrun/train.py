@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from hotloop.compiler_options import choose_options
-from hotloop.data.dataset import Dataset, LabelledImages
+from hotloop.data.catalogue import known_set
+from hotloop.data.dataset import IMAGE_SETS, Dataset, LabelledImages, read_images
 from hotloop.data.load import load
+from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.engine import processes
 from hotloop.engine.device import platform
 from hotloop.engine.drive import Diverged
 from hotloop.engine.interrupt import leave_threads_behind
+from hotloop.engine.plan import Batch, Plan
 from hotloop.engine.progress import Console, compiling
 from hotloop.engine.run import Run, check_free
 from hotloop.engine.sinks import ConsoleSink
@@ -43,6 +47,8 @@ def run(config: SpeedrunConfig, console: Console, command: str) -> Mapping[str, 
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
     folder = config.results_dir / (config.run_name or f"speedrun-{stamp}")
     check_free(folder, resume=False)
+    if config.expect:
+        console.say(f"to expect: {config.expect}")
     with console.progress("loading images"):
         data = load("cifar10", config.dataset_path, console.say, console.progress)
     job = make_job(config, data)
@@ -61,11 +67,32 @@ def run(config: SpeedrunConfig, console: Console, command: str) -> Mapping[str, 
     return {"run": str(folder), **summary, **speedrun.compile_seconds, "runs": runs}
 
 
+def plan(config: SpeedrunConfig) -> Plan:
+    """One call with the test at its end, on the images that are here, else on the whole set: a plan fetches nothing."""
+    check_named_folders(config.dataset_path)
+    found = find_set(known_set("cifar10"), config.dataset_path)
+    images = len(read_images(found).train) if found and found.loadable else IMAGE_SETS["cifar10"][0]
+    recipe = make_recipe(config)
+    updates = recipe.updates(images)
+    planned = Plan.for_updates(
+        updates,
+        checkpoint_every=0,
+        validate_every=updates,
+        updates_per_epoch=recipe.updates_per_epoch(images),
+        batch=Batch(recipe.batch_size),
+    )
+    return replace(planned, warnings=())  # that it is one call is what it is for
+
+
+def make_recipe(config: SpeedrunConfig) -> Recipe:
+    return Recipe(batch_size=config.batch_size, epochs=config.epochs)
+
+
 def make_job(config: SpeedrunConfig, data: Dataset) -> program.Job:
     """OptionError or DataError where the options do not fit the images."""
     if data.classes != CLASSES or len(data.test) == 0:
         raise DataError(f"{data.name}: not {CLASSES} classes with images to test with")
-    recipe = Recipe(batch_size=config.batch_size, epochs=config.epochs)
+    recipe = make_recipe(config)
     recipe.updates(len(data.train))  # refuses a batch that is too large
     dtype = TYPES.get(platform(), "float32") if config.precision == "auto" else config.precision
     return program.Job(recipe, len(data.train), jnp.dtype(dtype))
