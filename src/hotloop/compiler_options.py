@@ -17,8 +17,8 @@ WITHOUT_CONVOLUTIONS: dict[str, str | bool] = {
     LIBRARY: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 }
 COMMANDS = "xla_gpu_enable_command_buffer"
-# A CUDA graph with its loops and branches in it: the card decides how often they run, where the host would wait for each
-# decision otherwise. XLA's own choice has neither of the two.
+# A CUDA graph with its loops and branches in it: the card decides how often they run, where the host would wait for
+# each decision otherwise. XLA's own choice has neither of the two.
 LOOPS_ON_THE_CARD: dict[str, str | bool] = {
     COMMANDS: "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
     "xla_gpu_graph_min_graph_size": "1",
