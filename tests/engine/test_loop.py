@@ -166,6 +166,39 @@ def test_a_program_that_a_thread_compiles_is_the_one_that_is_called() -> None:
     same_tree(train(calls, state_of()), trained(100), "compiled by a thread")
 
 
+@pytest.mark.parametrize("loop", ["while", "blocks", "scan"])
+def test_what_is_compiled_from_forms_alone_is_the_same_program_for_any_state_of_those_forms(
+    loop: Any,
+) -> None:
+    def draw(key: jax.Array) -> Any:
+        # One leaf of a weak type, which decides what it becomes beside others.
+        return {
+            "w": jax.random.uniform(key, (3,), jnp.bfloat16),
+            "rate": jnp.asarray(0.5),
+            "key": jax.random.fold_in(key, 1),
+        }
+
+    def update(state: Any, batch: Any, key: jax.Array) -> Any:
+        w = (state["w"] * state["rate"] + batch["x"].mean().astype(jnp.bfloat16)).astype(jnp.bfloat16)
+        return {**state, "w": w}, {"loss": (w * state["rate"]).sum()}
+
+    key = jax.random.key(2)
+    texts, results = [], []
+    for given in (jax.eval_shape(draw, key), copy_state(draw(key))):
+        calls = Program(update, Resident(toy.data(), 4), 6, jax.random.key(0), loop=loop)
+        texts.append(calls.lower(given).as_text())
+        calls.compile_ahead(given, 6)
+        assert calls.is_ahead(6)
+        tied = jax.device_put(draw(key), jax.devices()[0])
+        for state in (copy_state(draw(key)), tied):
+            state, metrics = calls(state, 0, 6)
+            results.append((state["w"], metrics["loss"]))
+        assert len(calls.executables) == 1 and tied["w"].is_deleted()
+    assert texts[0] == texts[1]
+    for result in results[1:]:
+        same_tree(result, results[0], "compiled from forms")
+
+
 def test_a_program_that_a_thread_cannot_compile_says_so_where_it_is_needed(monkeypatch: Any) -> None:
     calls = walking(1, loop="blocks")
     state = copy_state(WALK_START)
