@@ -21,6 +21,7 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state, count_native_calls
 from hotloop.errors import HotloopError
+from hotloop.traced_platform import find_traced_platform
 
 UPDATES = 75
 
@@ -100,6 +101,21 @@ def traced_calls(loop: Any, spans: tuple[tuple[int, int], ...], per_call: int = 
         ready.append(not calls.missing(count))
         state, _ = calls(state, first, count)
     return len(traced), ready
+
+
+def test_a_program_for_a_known_platform_is_traced_for_no_other_and_once(monkeypatch: Any) -> None:
+    seen = []
+
+    def noted(state: Any, batch: Any, key: jax.Array) -> Any:
+        seen.append(find_traced_platform())
+        return walk(state, batch, key)
+
+    for target in (None, "cpu"):
+        monkeypatch.setattr(looping, "find_target", lambda target=target: target)
+        calls = Program(noted, Resident(toy.data(), 4), 10, jax.random.key(0), loop="blocks")
+        calls.fit(WALK_START)
+        calls(copy_state(WALK_START), 0, 10)
+    assert seen == [None, "cpu"]
 
 
 def test_one_compilation_serves_every_count_and_traces_the_update_once() -> None:
