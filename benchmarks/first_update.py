@@ -3,9 +3,10 @@
 Each case is a real command in a fresh process, on an empty cache and then on the cache that it left (HOTLOOP_CACHE, in
 a folder of its own). The parts are the run's own `first_update` record: `start` is Python itself, `options` the command
 line, `device` the import of jax and the opening of the device, then imports, data, initial weights, tracing with
-lowering, the compiler, the first call, and what is in none of them. `n` are the compilations of the whole run, with
-their seconds, and `at speed` is the median of its logs but the first. `--sources A B` compares checkouts in turns; one
-whose records lack the first update shows its first log, with the same updates before it.
+lowering, waiting for the compiler (which may have begun before the weights), the first call, and what is in none of
+them. `n` are the compilations of the whole run, with their seconds, and `at speed` is the median of its logs but the
+first. `--sources A B` compares checkouts in turns; one whose records lack the first update shows its first log, with
+the same updates before it.
 """
 
 import argparse

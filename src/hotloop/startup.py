@@ -15,6 +15,12 @@ def end_part(name: str) -> None:
     _last = now
 
 
+def leave_out() -> None:
+    """What was done since the last part ended is of no part: the run's records tell of it in another way."""
+    global _last
+    _last = time.monotonic()
+
+
 def start_again() -> None:
     """A run has ended: what follows is the next one's."""
     global _began, _last

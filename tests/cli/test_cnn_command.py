@@ -496,6 +496,25 @@ def wait_for(happened):
 ONLY_THE_END = ["--ckpts-per-epoch", "1/3", "--clean-dir", "False"]
 
 
+def test_a_program_that_is_compiled_while_weights_are_drawn_is_the_only_one_also_after_a_stop(
+    toy, whole, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(train, "compiles_ahead", lambda mesh: mesh is None)
+    words = [*toy, "--clean-dir", "False"]
+    with pytest.raises(Interrupted, match="after update 6 of 18"):
+        stopped(*words)
+    status, _, said = called("train", *words, "--resume")
+    assert status == 0, said
+    assert [record.get("ahead") for record in events(tmp_path / "run", "compile")] == [True, True]
+    for first in events(tmp_path / "run", "first_update"):
+        spent = first["lower_seconds"] + first["compile_seconds"] + first["call_seconds"]
+        assert sum(first["parts"].values()) + spent < first["seconds"] + 1e-3
+    assert weights(tmp_path / "run" / "checkpoints") == weights(whole[2] / "checkpoints")
+    found = records(tmp_path / "run")
+    assert [each.pop("ahead", None) for each in found].count(True) == 1
+    assert found == records(whole[2])
+
+
 def test_an_interrupted_run_saves_beside_another_runs_step_of_that_number(toy, whole, tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()

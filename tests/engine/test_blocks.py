@@ -63,6 +63,14 @@ def test_the_calls_of_a_plan_decide(lengths: dict[int, int], expected: Form) -> 
     assert choose_form(lengths, 5e9) == expected
 
 
+@pytest.mark.parametrize(("operations", "expected"), [(4e9, Form(390, 390)), (1e10, Form(78, 390))])
+def test_a_call_that_takes_long_is_no_single_block_so_that_its_first_updates_are_known_soon(
+    operations: float, expected: Form
+) -> None:
+    assert choose_form({390: 4}, operations) == expected
+    assert choose_form({100: 4}, operations) == Form(100, 100)  # no longer than a block of several
+
+
 def test_large_updates_go_one_by_one_so_that_any_call_is_of_the_same_program() -> None:
     assert choose_form({781: 6}, LARGE_UPDATE) == Form(1, 781)
 

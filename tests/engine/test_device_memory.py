@@ -1,5 +1,6 @@
 """Freed memory is kept for the next call, and the most memory is this process's own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from hotloop.engine import device as devices
 from hotloop.engine import loop, malloc
-from hotloop.engine.device import may_have_accelerator, peak_bytes, setup
+from hotloop.engine.device import GPU_MEMORY, may_have_accelerator, peak_bytes, setup, take_memory_as_needed
 from hotloop.engine.malloc import reserve
 
 PROGRAM = """
@@ -242,11 +243,53 @@ def test_memory_is_kept_before_a_device_opens_only_where_that_is_surely_a_cpu(
 
     monkeypatch.setattr(devices, "may_have_accelerator", lambda: accelerator)
     monkeypatch.setattr(devices, "keep_freed", lambda: order.append("kept"))
+    monkeypatch.setattr(devices, "take_memory_as_needed", lambda variables: None)
     monkeypatch.setattr(devices, "configure", lambda **_: None)
     monkeypatch.setattr(devices.processes, "greet", lambda platform: None)
     monkeypatch.setattr(jax, "local_devices", opened)
     setup(device)
     assert order == wanted
+
+
+def test_a_gpus_memory_is_taken_as_needed_unless_the_user_has_said_how():
+    variables = {"HOME": "/", GPU_MEMORY[1]: ""}  # jax, too, takes what is empty for what is not there
+    take_memory_as_needed(variables)
+    assert variables == {"HOME": "/", GPU_MEMORY[1]: "", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    for name, value in zip(GPU_MEMORY, ("true", "0.5", "0.5", "platform"), strict=True):
+        variables = {name: value}
+        take_memory_as_needed(variables)
+        assert variables == {name: value}
+
+
+def test_jax_reads_the_variables_by_which_memory_is_taken():
+    from jaxlib import xla_client
+
+    text = Path(xla_client.__file__).read_text()
+    assert all(f"'{name}'" in text for name in GPU_MEMORY)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="opens the CPU")
+@pytest.mark.parametrize(
+    ("device", "accelerator", "is_left"),
+    [("cpu", True, False), ("auto", False, False), ("auto", True, True), ("gpu", False, True)],
+)
+def test_memory_is_left_to_be_taken_before_a_gpu_may_open_and_nowhere_else(
+    monkeypatch, device, accelerator, is_left
+):
+    open_devices, seen = jax.local_devices, []
+
+    def opened(backend=None):
+        seen.append(os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE"))
+        return [SimpleNamespace(platform="gpu")] if backend == "gpu" else open_devices(backend=backend)
+
+    monkeypatch.setattr(os, "environ", {name: os.environ[name] for name in {*os.environ} - {*GPU_MEMORY}})
+    monkeypatch.setattr(devices, "may_have_accelerator", lambda: accelerator)
+    monkeypatch.setattr(devices, "keep_freed", lambda: None)
+    monkeypatch.setattr(devices, "configure", lambda **_: None)
+    monkeypatch.setattr(devices.processes, "greet", lambda platform: None)
+    monkeypatch.setattr(jax, "local_devices", opened)
+    setup(device)
+    assert seen == ["false" if is_left else None]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's own mark is Linux's")

@@ -16,11 +16,12 @@ import toy_family as toy
 from family_protocol import same_tree
 from hotloop import startup
 from hotloop.engine import drive as driving
+from hotloop.engine import loop as looping
 from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.blocks import Form
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.checkpoint_folder import KeepBest
-from hotloop.engine.drive import Diverged, LogWindow, drive
+from hotloop.engine.drive import Diverged, LogWindow, compile_first_piece, drive
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
@@ -265,6 +266,56 @@ def test_the_first_update_is_on_record_with_what_came_before_it(run: Run) -> Non
     assert first["seconds"] > sum(spent.values()) + first["call_seconds"] + first["parts"]["weights"]
     drive(program, plan, START, run)  # nothing is compiled for a second run of the same program
     assert len(events(run, "first_update")) == 1
+
+
+@pytest.mark.parametrize("loop", ["while", "blocks", "scan"])
+@pytest.mark.parametrize("log_every", [3, 40, 150])
+def test_what_a_thread_compiles_before_there_is_a_state_is_what_the_first_piece_needs(
+    run: Run, loop: str, log_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, compile_lowered = [], looping._compile_lowered
+
+    def compile_counted(given: Any) -> Any:
+        compiled.append(given)
+
+        def compile_slowly(**options: Any) -> Any:
+            time.sleep(0.4)
+            return given.call.compile(**options)
+
+        return compile_lowered(given._replace(call=SimpleNamespace(compile=compile_slowly)))
+
+    monkeypatch.setattr(looping, "_compile_lowered", compile_counted)
+    plan = Plan.for_updates(2 * log_every, log_every=log_every)
+    program = walking(plan, loop=loop)
+    compile_first_piece(program, plan, jax.eval_shape(lambda: copy_state(START)), 0)
+    startup.leave_out()
+    time.sleep(0.3)  # as if weights were drawn
+    startup.end_part("weights")
+    state = drive(program, plan, START, run)
+    (first,), records = events(run, "first_update"), events(run, "compile")
+    assert len(compiled) == len(records) == len(program.executables)
+    assert records[0]["ahead"] and records[0]["compile_seconds"] >= 0.4
+    # What kept the first update waiting, so that it adds up with what was done meanwhile.
+    assert first["compile_seconds"] < records[0]["compile_seconds"] - 0.25
+    assert first["lower_seconds"] == records[0]["lower_seconds"] > 0
+    parts = sum(first["parts"].values()) + first["lower_seconds"] + first["compile_seconds"]
+    assert parts + first["call_seconds"] < first["seconds"] + 1e-3
+    with Run(run.path.parent / "other", {}, command="test", environment={}) as other:
+        same_tree(state, drive(walking(plan, loop="while"), plan, START, other), "compiled ahead")
+
+
+def test_what_is_wrong_with_an_update_is_said_where_it_is_traced_ahead() -> None:
+    plan = Plan.for_updates(4)
+    program = Program(lambda *_: (1, 2, 3), Resident(toy.data(), BATCH), 4, jax.random.key(0), loop="blocks")
+    with pytest.raises(ValueError, match="too many values"):
+        compile_first_piece(program, plan, START, 0)
+
+
+def test_nothing_is_compiled_ahead_where_no_update_is_left() -> None:
+    plan = Plan.for_updates(4)
+    program = walking(plan)
+    compile_first_piece(program, plan, START, 4)
+    assert not program.executables and program.form is None
 
 
 def test_progress_moves_by_every_update(run: Run) -> None:

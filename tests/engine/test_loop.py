@@ -21,6 +21,7 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state, count_native_calls
 from hotloop.errors import HotloopError
+from hotloop.traced_platform import find_traced_platform
 
 UPDATES = 75
 
@@ -102,6 +103,21 @@ def traced_calls(loop: Any, spans: tuple[tuple[int, int], ...], per_call: int = 
     return len(traced), ready
 
 
+def test_a_program_for_a_known_platform_is_traced_for_no_other_and_once(monkeypatch: Any) -> None:
+    seen = []
+
+    def noted(state: Any, batch: Any, key: jax.Array) -> Any:
+        seen.append(find_traced_platform())
+        return walk(state, batch, key)
+
+    for target in (None, "cpu"):
+        monkeypatch.setattr(looping, "find_target", lambda target=target: target)
+        calls = Program(noted, Resident(toy.data(), 4), 10, jax.random.key(0), loop="blocks")
+        calls.fit(WALK_START)
+        calls(copy_state(WALK_START), 0, 10)
+    assert seen == [None, "cpu"]
+
+
 def test_one_compilation_serves_every_count_and_traces_the_update_once() -> None:
     spans = ((0, 10), (10, 1), (11, 10), (21, 3))
     assert traced_calls("while", spans) == (1, [False, True, True, True])
@@ -164,6 +180,39 @@ def test_a_program_that_a_thread_compiles_is_the_one_that_is_called() -> None:
     assert [*calls.executables] == [Form(16, 64), Form(1, 15)] and not calls.missing(75)
     assert calls.lower_seconds > before[0] and calls.compile_seconds > before[1]
     same_tree(train(calls, state_of()), trained(100), "compiled by a thread")
+
+
+@pytest.mark.parametrize("loop", ["while", "blocks", "scan"])
+def test_what_is_compiled_from_forms_alone_is_the_same_program_for_any_state_of_those_forms(
+    loop: Any,
+) -> None:
+    def draw(key: jax.Array) -> Any:
+        # One leaf of a weak type, which decides what it becomes beside others.
+        return {
+            "w": jax.random.uniform(key, (3,), jnp.bfloat16),
+            "rate": jnp.asarray(0.5),
+            "key": jax.random.fold_in(key, 1),
+        }
+
+    def update(state: Any, batch: Any, key: jax.Array) -> Any:
+        w = (state["w"] * state["rate"] + batch["x"].mean().astype(jnp.bfloat16)).astype(jnp.bfloat16)
+        return {**state, "w": w}, {"loss": (w * state["rate"]).sum()}
+
+    key = jax.random.key(2)
+    texts, results = [], []
+    for given in (jax.eval_shape(draw, key), copy_state(draw(key))):
+        calls = Program(update, Resident(toy.data(), 4), 6, jax.random.key(0), loop=loop)
+        texts.append(calls.lower(given).as_text())
+        calls.compile_ahead(given, 6)
+        assert calls.is_ahead(6)
+        tied = jax.device_put(draw(key), jax.devices()[0])
+        for state in (copy_state(draw(key)), tied):
+            state, metrics = calls(state, 0, 6)
+            results.append((state["w"], metrics["loss"]))
+        assert len(calls.executables) == 1 and tied["w"].is_deleted()
+    assert texts[0] == texts[1]
+    for result in results[1:]:
+        same_tree(result, results[0], "compiled from forms")
 
 
 def test_a_program_that_a_thread_cannot_compile_says_so_where_it_is_needed(monkeypatch: Any) -> None:

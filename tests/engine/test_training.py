@@ -1,5 +1,6 @@
 """The one way to run a training: what is refused first, what it records and saves, where it goes on, what is shown."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from family_protocol import same_tree
+from hotloop import startup
+from hotloop.engine import training as engine_training
 from hotloop.engine.checkpoint import RunCheckpoints
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
@@ -136,6 +139,33 @@ def test_a_notice_is_the_first_warning_on_record_and_repeated_at_a_good_end(tmp_
         raise ValueError("no")
     assert console.warnings == ["drawn, not real"]
     assert [each["status"] for each in read_events(tmp_path / "bad") if each["event"] == "end"] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("where", "count", "mesh", "expected"),
+    [("gpu", 1, None, True), ("tpu", 1, None, True), ("cpu", 1, None, False), ("gpu", 2, None, False),
+     ("gpu", 1, object(), False)],
+)  # fmt: skip
+def test_a_program_is_compiled_ahead_on_one_accelerator_of_one_process(
+    monkeypatch: Any, where: str, count: int, mesh: Any, expected: bool
+) -> None:
+    monkeypatch.setattr(engine_training, "platform", lambda: where)
+    monkeypatch.setattr(engine_training.processes, "count", lambda: count)
+    assert engine_training.compiles_ahead(mesh) == expected
+
+
+def test_tracing_before_the_weights_is_none_of_their_time(tmp_path: Path) -> None:
+    def slow(state: Any, batch: Any, key: jax.Array) -> Any:
+        time.sleep(0.3)  # while it is traced, which is once
+        return walk(state, batch, key)
+
+    program = Program(slow, Resident(DATA, 4, seed=3), 10, jax.random.key(1))
+    startup.start_again()
+    with opened(tmp_path / "run") as run:
+        run.compile_ahead(program, PLAN, START)
+        run.train(program, PLAN, START)
+    (first,) = [record for record in read_events(tmp_path / "run") if record["event"] == "first_update"]
+    assert first["lower_seconds"] >= 0.3 > sum(first["parts"].values())
 
 
 def test_a_callback_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """The seam: which implementation of an operation runs on which platform, and how a test forces one."""
 
+import re
+from collections import Counter
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from hotloop.layers.conv import conv2d
 from hotloop.layers.paths import Operation, force_path
+from hotloop.traced_platform import name_platform, trace_for
 
 
 def three_ways() -> Operation:
@@ -27,6 +32,62 @@ def test_the_platform_is_chosen_when_the_program_is_lowered() -> None:
         text = text_for(platform, lambda x: operation(x, by=3.0), one)
         assert word in text
         assert not any(other in text for other in words.values() if other != word)
+
+
+def test_where_the_platform_is_known_no_other_path_is_traced_and_elsewhere_all_are() -> None:
+    traced: list[str] = []
+
+    def path(name: str, power: int):
+        def implementation(x):
+            traced.append(name)
+            return x**power
+
+        return implementation
+
+    operation = Operation(
+        path("default", 1), cpu=("squared", path("cpu", 2)), cuda=("cubed", path("cuda", 3))
+    )
+    gradient = jax.jit(jax.grad(lambda x: operation(x)))
+    here = name_platform(jax.devices()[0])
+    wanted = {"cpu": 4.0, "cuda": 12.0}.get(here, 1.0)
+    for platform, paths, value in (
+        (here, {here} if here in ("cpu", "cuda") else {"default"}, wanted),
+        ("tpu", {"default"}, 1.0),
+        ("cuda", {"cuda"}, 12.0),
+        (None, {"default", "cpu", "cuda"}, wanted),
+    ):
+        traced.clear()
+        with trace_for(platform):
+            assert gradient(2.0) == value
+        assert set(traced) == paths
+    traced.clear()
+    gradient(2.0)
+    assert not traced  # as with None
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_the_program_for_a_known_platform_computes_what_the_one_that_is_chosen_later_does(
+    platform: str,
+) -> None:
+    def loss(x, kernel):
+        return conv2d(conv2d(x, kernel), kernel, stride=2).sum()
+
+    arguments = jnp.ones((2, 8, 8, 4)), jnp.ones((3, 3, 4, 4))
+    found = []
+    for target in (None, platform):
+        with trace_for(target):
+            text = text_for(platform, jax.grad(loss, (0, 1)), *arguments)
+        found.append(Counter(re.findall(r"stablehlo\.(?!case|return|constant)\w+", text)))
+    assert found[0] == found[1] and found[0]["stablehlo.convolution"] > 4
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "name"),
+    [("cpu", "", "cpu"), ("gpu", "cuda 12090", "cuda"), ("gpu", "ROCM 6.4", "rocm"), ("tpu", "", "tpu")],
+)
+def test_gpus_are_named_by_their_maker(platform: str, version: str, name: str) -> None:
+    client = SimpleNamespace(platform_version=version)
+    assert name_platform(SimpleNamespace(platform=platform, client=client)) == name  # type: ignore[arg-type]
 
 
 def test_the_latest_path_registered_for_a_platform_wins() -> None:

@@ -193,6 +193,23 @@ class Pieces:
             self.sizes = [closest_divisor(longest, fitting)]
 
 
+def choose_pieces(program: Program, plan: Plan, state: State, start: int) -> Pieces:
+    """Let the program know the calls that there will be, and cut them into pieces that it makes well; of the state its
+    forms are enough."""
+    longest, lengths = program.updates_per_call, plan.count_lengths(start)
+    if lengths:
+        program.fit(state, lengths)
+    usual = None if program.any_count else min(plan.updates_per_call, longest)
+    return Pieces(longest, usual, program.form.block if program.form else 1)
+
+
+def compile_first_piece(program: Program, plan: Plan, forms: Any, start: int) -> None:
+    """Trace what the first piece after `start` updates needs from the forms of a state, and let a thread compile it."""
+    pieces = choose_pieces(program, plan, forms, start)
+    if (span := next(plan.spans(start), None)) is not None:
+        program.compile_ahead(forms, pieces.next(span.count))
+
+
 class Landing:
     """When a piece was done, by the clock of a thread that waits for nothing else: to send the next piece may keep the
     sender until most of that has run, as a GPU's queue is short, and the end of this one would be seen late."""
@@ -247,7 +264,7 @@ class _Driver:
     watcher: Executor = field(init=False)
     """Sees pieces land."""
     first_compiled: dict[str, float] | None = None
-    """What the run's first compilation took; nothing any more once its first update is on record."""
+    """What the run's first compilation kept it waiting for; nothing any more once its first update is on record."""
 
     def __post_init__(self) -> None:
         self.window = LogWindow(self.latest, self.resumed.position["window"] if self.resumed else None)
@@ -283,7 +300,8 @@ class _Driver:
     def run_plan(self, state: State) -> State:
         start = done = self.resumed.step if self.resumed else 0
         state = copy_state(self.resumed.state if self.resumed else state)
-        self._choose_pieces(state, start)
+        self.pieces = choose_pieces(self.program, self.plan, state, start)
+        self.lengths = [min(each, self.program.updates_per_call) for each in self.plan.count_lengths(start)]
         with (
             note_stops() as self.request,
             ThreadPoolExecutor(1, thread_name_prefix="hotloop-landings") as self.watcher,
@@ -317,16 +335,6 @@ class _Driver:
             self._decide()
             self._stop_if_asked(state, done)
             return state
-
-    def _choose_pieces(self, state: State, start: int) -> None:
-        """Let the program know the calls that there will be, and cut them into pieces that it makes well."""
-        program, longest = self.program, self.program.updates_per_call
-        lengths = self.plan.count_lengths(start)
-        if lengths:
-            program.fit(state, lengths)
-        self.lengths = [min(length, longest) for length in lengths]
-        usual = None if program.any_count else min(self.plan.updates_per_call, longest)
-        self.pieces = Pieces(longest, usual, program.form.block if program.form else 1)
 
     def _decide(self) -> None:
         """Of several processes the first decides for all whether they stop here, and how long the next pieces are."""
@@ -374,13 +382,15 @@ class _Driver:
         self._collect(leave=0)  # or the piece in flight would be timed together with the compiler
         before = program.lower_seconds, program.compile_seconds
         capacity, ahead = max(form.capacity for form in program.missing(count)), program.is_ahead(count)
+        began = time.perf_counter()
         program.compile(state, count)
+        waited = time.perf_counter() - began
         spent = {
             "lower_seconds": program.lower_seconds - before[0],
             "compile_seconds": program.compile_seconds - before[1],
         }
         if self.first_compiled is None:
-            self.first_compiled = spent
+            self.first_compiled = {**spent, "compile_seconds": waited} if ahead else spent
         at |= {"updates_per_call": capacity, **spent}
         if ahead:
             at["ahead"] = True

@@ -38,6 +38,7 @@ from hotloop.engine.malloc import reserve
 from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, HotloopError, OptionError
 from hotloop.rehearsal import begin_work
+from hotloop.traced_platform import name_platform, trace_for
 
 State = Any
 Metrics = Mapping[str, Array]
@@ -144,7 +145,8 @@ class Program:
         for length, calls in (lengths or {self.updates_per_call: 1}).items():
             cut[min(length, self.updates_per_call)] += calls
         started = time.perf_counter()
-        traced = self._one.trace(state, np.uint32(0), self.feed.like(1), self.key, np.uint32(0))
+        with trace_for(find_target()):
+            traced = self._one.trace(state, np.uint32(0), self.feed.like(1), self.key, np.uint32(0))
         self.form = choose_form(cut, count_operations(traced.jaxpr.jaxpr))
         self._fit_seconds = time.perf_counter() - started
 
@@ -261,7 +263,16 @@ class Program:
         results = places if several else everywhere, everywhere
         is_scan = self.loop != "while" and form.block == form.capacity
         looped = jax.jit(scan if is_scan else blocks, donate_argnums=0, out_shardings=results)
-        return looped.lower(state, like, self.key, np.uint32(0), np.int32(0))
+        with trace_for(find_target()):
+            return looped.lower(state, like, self.key, np.uint32(0), np.int32(0))
+
+
+def find_target() -> str | None:
+    """The platform to trace for alone: an accelerator's. A CPU's programs keep all paths: their bits are promised, and
+    what surrounds an operation decides how the compiler fuses it."""
+    if platform() == "cpu":
+        return None
+    return name_platform(jax.local_devices(backend=platform())[0])
 
 
 def loop_of_accelerators() -> Loop:

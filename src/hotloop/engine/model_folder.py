@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from hotloop.engine.checkpoint import named_leaves
-from hotloop.engine.device import describe_environment, platform
+from hotloop.engine.device import PREALLOCATE, describe_environment, platform
 from hotloop.engine.exportable import Arrays, Exportable, Signature, Tensor
 from hotloop.engine.exported_program import ANY, Programs, check_signature, export_programs
 from hotloop.engine.model_place import MODEL, check_place, put_in_place, staged
@@ -146,8 +146,8 @@ def compare_in_fresh_process(folder: Path) -> str | None:
 
 def _run_check(folder: Path, device: str) -> tuple[int, str]:
     """Its status, and the last line of what it said."""
-    # This process holds most of a GPU, and may be one of several, which the new one is not.
-    own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "HOTLOOP_PROCESSES": "1"}
+    # This process may hold most of a GPU, and may be one of several, which the new one is not.
+    own = {PREALLOCATE: "false", "HOTLOOP_PROCESSES": "1"}
     environment = {name: value for name, value in os.environ.items() if name != "HOTLOOP_NOTES"} | own
     try:
         words = [sys.executable, "-m", CHECK, str(folder), device]

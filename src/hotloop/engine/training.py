@@ -19,7 +19,8 @@ from hotloop import startup
 from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.checkpoint_folder import Keep, KeepLast
-from hotloop.engine.drive import Callbacks, check_position, drive
+from hotloop.engine.device import platform
+from hotloop.engine.drive import Callbacks, check_position, compile_first_piece, drive
 from hotloop.engine.interrupt import print_to_stderr
 from hotloop.engine.loop import Program, State, copy_state
 from hotloop.engine.measure import find_report_folder
@@ -40,6 +41,12 @@ def check_place(folder: Path, resume: bool, report: str | Path | None = None) ->
         return
     check_free(folder, resume)
     find_report_folder(report, folder, lambda _: None)  # what is to be said about it is said with the run
+
+
+def compiles_ahead(mesh: Any) -> bool:
+    """Whether a run on these devices (None: one) should compile its program while its weights are drawn: where that is
+    one accelerator of one process. On a CPU both would want the same cores."""
+    return mesh is None and processes.count() == 1 and platform() != "cpu"
 
 
 class UnwrittenRun(Run):
@@ -75,6 +82,12 @@ class TrainingRun:
         in which every checkpoint is damaged is an error: starting over would hide it."""
         begun = self.checkpoints.begun()
         return self.checkpoints.restore(copy_state(state), check=check_position) if begun else None
+
+    def compile_ahead(self, program: Program, plan: Plan, forms: Any, start: int = 0) -> None:
+        """Before there is a state, where `compiles_ahead`: trace the first call after `start` updates from the forms of
+        one (`jax.eval_shape`), and let a thread compile it. `train` then waits for that."""
+        compile_first_piece(program, plan, forms, start)
+        startup.leave_out()  # the run's records have it as `lower_seconds`
 
     def train(
         self,

@@ -2,7 +2,8 @@
 
 An `Operation` has a default, which serves every platform, and may have one better path for a named platform. The
 choice is made at lowering (`lax.platform_dependent`), so that one traced program is right on whatever device it is
-compiled for. A later path (another library's kernels, say) is registered from its own file and no caller changes.
+compiled for; where that is known before (`traced_platform`) no other path is traced. A later path (another library's
+kernels, say) is registered from its own file and no caller changes.
 
 On the CPU an operation may have a `Rival` besides, a kernel of `hotloop-native`: it is taken for the shapes for which
 it was measured to be faster than the path that it would replace, and never in an exported program. On an NVIDIA card
@@ -24,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 
 from hotloop import rehearsal
 from hotloop.layers import kernel_table, native
+from hotloop.traced_platform import find_traced_platform
 
 Implementation = Callable[..., Any]
 
@@ -138,9 +140,12 @@ class Operation:
             chosen["cpu"] = partial(_call_faster, self, "cpu", settings)
         elif self._is_missed(arrays, settings):
             _name_package()
+        default = self.bind("default", settings)
         if not chosen:
-            return self.bind("default", settings)(*arrays)
-        return lax.platform_dependent(*arrays, **chosen, default=self.bind("default", settings))
+            return default(*arrays)
+        if (platform := find_traced_platform()) is not None:
+            return chosen.get(platform, default)(*arrays)
+        return lax.platform_dependent(*arrays, **chosen, default=default)
 
     def may_be_native(self, *arrays: Any) -> bool:
         """Whether a call with these arrays would take the rival, or have it among its paths."""

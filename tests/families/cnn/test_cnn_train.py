@@ -2,14 +2,17 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
+import jax
 import pytest
 from cnn_words import job_of
 
 from hotloop.engine import processes
+from hotloop.engine.loop import copy_state
 from hotloop.engine.run import Run, read_events
-from hotloop.families.cnn import speed
+from hotloop.families.cnn import model, speed
 from hotloop.families.cnn.train import TrainingClock, _remove_empty, seconds_of_processes, time_in_words
 
 
@@ -123,3 +126,26 @@ def test_what_is_left_of_cleaned_checkpoints_goes_with_the_last_of_all_processes
     assert tmp_path.exists() and not list(tmp_path.iterdir())
     _remove_empty(tmp_path, tmp_path, is_ours=True)
     assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--precision 32.32",
+        "--precision 16.16 --ema 0.9 --auto-loss-scaling",
+        "--precision 16.32 --optimizer adam",
+    ],
+)
+def test_the_forms_that_a_program_is_traced_from_are_those_of_the_state_that_is_drawn(words, is_given):
+    job = job_of("--dataset", "mnist", "--model", "toy_model_bn", *words.split())
+    key = jax.random.key(3)
+    weights = job.network.init_on_host(key) if is_given else None
+    forms = jax.eval_shape(partial(model.start, job), key, weights)
+    state = copy_state(model.start(job, key, weights))
+
+    def describe(leaf):
+        return leaf.shape, leaf.dtype, leaf.weak_type
+
+    assert jax.tree.structure(forms) == jax.tree.structure(state)
+    assert [*map(describe, jax.tree.leaves(forms))] == [*map(describe, jax.tree.leaves(state))]

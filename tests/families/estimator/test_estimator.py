@@ -23,6 +23,7 @@ from hotloop.engine.interrupt import Interrupted, StopRequest
 from hotloop.engine.loop import Program
 from hotloop.engine.run import read_events
 from hotloop.errors import RunError
+from hotloop.families.estimator import training
 from undisturbed import assert_same_run
 
 
@@ -79,6 +80,40 @@ def test_the_first_weights_are_compiled_once(tmp_path: Path) -> None:
     estimator.evaluate(data)
     list(estimator.predict(lambda: X))
     assert len(drawn) == seen
+
+
+@pytest.mark.parametrize("given", [data, lambda: [(X[:16], Y[:16])] * 200])
+def test_a_program_may_be_compiled_while_the_first_weights_are_drawn(
+    given: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    plain = small(tmp_path / "plain").train(given, steps=30)
+    monkeypatch.setattr(training, "compiles_ahead", lambda mesh: mesh is None)
+    estimator = small(tmp_path / "ahead")
+    traces[0] = 0
+    estimator.train(given, steps=20)
+    assert traces[0] <= 3
+    estimator.train(given, steps=10)  # goes on, with what is there
+    assert same(weights(estimator), weights(plain))
+    records = read_events(tmp_path / "ahead")
+    assert next(each for each in records if each["event"] == "compile")["ahead"]
+    counts = [
+        sum(each["event"] == "compile" for each in read_events(tmp_path / name))
+        for name in ("plain", "ahead")
+    ]
+    assert counts[0] == counts[1]
+    (first,) = [each for each in records if each["event"] == "first_update"]
+    spent = first["lower_seconds"] + first["compile_seconds"] + first["call_seconds"]
+    assert sum(first["parts"].values()) + spent < first["seconds"] + 1e-3
+
+
+def test_weights_that_are_given_are_read_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    old = small(tmp_path / "old").train(data, steps=10)
+    monkeypatch.setattr(training, "compiles_ahead", lambda mesh: mesh is None)
+    new = small(tmp_path / "new", voice={"warm_start_from": tmp_path / "old"}).train(data, steps=10)
+    assert all("ahead" not in each for each in read_events(tmp_path / "new"))
+    assert not same(weights(new), weights(old))
 
 
 def test_a_second_call_with_input_of_the_same_form_traces_nothing(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from hotloop import startup
 from hotloop.engine import processes
 from hotloop.engine.checkpoint import RunCheckpoints
 from hotloop.engine.checkpoint_folder import find_steps
@@ -34,7 +36,7 @@ from hotloop.engine.run import (
 from hotloop.engine.sink_group import Sink
 from hotloop.engine.sinks import Announcer, ConsoleSink, Recorder, WandbSink, format_clock
 from hotloop.engine.stage_rows import TreeForm
-from hotloop.engine.training import TrainingRun, check_place, open_training
+from hotloop.engine.training import TrainingRun, check_place, compiles_ahead, open_training
 from hotloop.errors import CheckpointError, OptionError, PlanError, RunError
 from hotloop.families.cnn import model
 from hotloop.families.cnn.freezing import describe_frozen
@@ -254,18 +256,7 @@ def train_run(
     ) as training:
         record = training.record
         result: dict[str, Any] = {"run": str(folder), "seed": config.seed}
-        key = seed_key(config.seed or 0)
-        weights_key = stream(key, "init", 0)
-        begun = bool(own.steps())
-        with console.progress("initial weights"):
-            beginning = None if begun else begin_with(config, job.network, source.classes, weights_key)
-            update = model.update(job)
-            state = model.start(job, weights_key, beginning.weights if beginning else None)
-        if beginning:
-            console.say(beginning.said)
-        if config.freeze:
-            console.say(describe_frozen(job.network, config.freeze, job.frozen))
-        program = Program(update, source.feed(job), plan.updates_per_call, key)
+        program, state = _start(job, source, console, training, own.steps())
         device = jax.local_devices(backend=platform())[0]
         limits = known_ceilings(device)
         throughput = Throughput(job, limits)
@@ -307,6 +298,32 @@ def train_run(
             with console.progress("measuring the device"):
                 result["mfu"] = throughput.share_of(ceilings(device))
     return result
+
+
+def _start(
+    job: Job, source: ImageSource, console: Console, training: TrainingRun, steps: Sequence[int]
+) -> tuple[Program, model.State]:
+    """The program, and the state of its first update; `steps` are those of which there are checkpoints. The compiler
+    may be at work on the program."""
+    config, plan, key = job.config, job.plan, seed_key(job.config.seed or 0)
+    assert plan is not None
+    weights_key = stream(key, "init", 0)
+    with console.progress("initial weights"):
+        beginning = None if steps else begin_with(config, job.network, source.classes, weights_key)
+        weights = beginning.weights if beginning else None
+        startup.end_part("weights")
+        program = Program(model.update(job), source.feed(job), plan.updates_per_call, key)
+        startup.end_part("data")
+        # Others compile before the clock starts, and another call than the first.
+        if compiles_ahead(job.mesh) and not (config.compile_only or config.mlperf_logging):
+            forms = jax.eval_shape(partial(model.start, job), weights_key, weights)
+            training.compile_ahead(program, plan, forms, max(steps, default=0))
+        state = model.start(job, weights_key, weights)
+    if beginning:
+        console.say(beginning.said)
+    if config.freeze:
+        console.say(describe_frozen(job.network, config.freeze, job.frozen))
+    return program, state
 
 
 def _clean(

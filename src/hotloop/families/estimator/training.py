@@ -1,12 +1,15 @@
 """One `train` call of an estimator: where it goes on, how far it goes, with hooks between the calls. Every call is a
 part of the same run, whose records go on where the last ones ended; what is there already is not repeated."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+import jax
+from jax import Array
 
 from hotloop import startup
 from hotloop.engine import processes
@@ -21,7 +24,7 @@ from hotloop.engine.progress import compiling
 from hotloop.engine.run import read_events, read_json
 from hotloop.engine.sink_group import Sink
 from hotloop.engine.sinks import ConsoleSink, TensorBoardSink
-from hotloop.engine.training import TrainingRun, open_training
+from hotloop.engine.training import TrainingRun, compiles_ahead, open_training
 from hotloop.errors import CheckpointError, DataError, MissingExtra
 from hotloop.families.estimator import model
 from hotloop.families.estimator.between_calls import (
@@ -103,10 +106,13 @@ def run_training(
     source = source.check_labels(job.classes)
     find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
     startup.end_part("data")
-    state = _first_state(estimator, job)
+    later = compiles_ahead(job.mesh) and not (estimator._warm_start_from or _has_begun(folder))
+    state = None if later else _first_state(estimator, job)
     startup.end_part("weights")
     with _open(estimator, hooks) as training:
-        resumed = training.newest(state)
+        if state is None and training.checkpoints.begun():  # another process has been here since
+            state = _first_state(estimator, job)
+        resumed = None if state is None else training.newest(state)
         done = resumed.step if resumed else 0
         target = find_target(source, done, steps, max_steps)
         evaluates = evaluation is not None
@@ -121,6 +127,10 @@ def run_training(
                 lambda: Program(model.update(job), feed, config.iterations_per_call, seed_key(config.seed)),
             )
             program.feed = feed
+            if state is None:
+                startup.end_part("data")
+                training.compile_ahead(program, plan, jax.eval_shape(*_drawing(estimator, job)))
+                state = _first_state(estimator, job)
             run = RunHandle(
                 estimator, done, target, evaluates=evaluation is not None, by_steps=steps is not None
             )
@@ -145,16 +155,28 @@ def _is_closed(folder: Path) -> bool:
     return not frames or frames[-1].get("status") == "finished"
 
 
+def _has_begun(folder: Path) -> bool:
+    """Whether there are checkpoints, whole or not."""
+    with open_checkpoints(folder) as there:
+        return bool(processes.agreed(folder.is_dir())) and there.begun()
+
+
+def _drawing(estimator: Any, job: Job) -> tuple[Callable[[Array], State], Array]:
+    """What draws a new model's weights, and the key that it takes."""
+    draw = estimator._keep(("init", job), lambda: model.make_start(job))
+    return draw, stream(seed_key(job.config.seed), "init", 0)
+
+
 def _first_state(estimator: Any, job: Job) -> State:
     """What a new model begins with; weights that do not fit the model are refused while nothing is written."""
     folder, other = estimator.model_dir, estimator._warm_start_from
     with estimator._progress("initial weights", None), compiling():
-        start = estimator._keep(("init", job), lambda: model.make_start(job))
-        state: State = start(stream(seed_key(job.config.seed), "init", 0))
-    with open_checkpoints(folder) as there:
-        if processes.agreed(folder.is_dir()) and there.begun():
+        draw, key = _drawing(estimator, job)
+        state = draw(key)
+    if _has_begun(folder):
+        with open_checkpoints(folder) as there:
             there.check_fits(state)
-            return state
+        return state
     if other is None:
         return state
     with open_checkpoints(other) as others:

@@ -33,7 +33,7 @@ from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, named_leaves, snapshot
 from hotloop.engine.checkpoint_folder import Keep, KeepBest, Metrics
-from hotloop.engine.device import platform, setup
+from hotloop.engine.device import PREALLOCATE, platform, setup
 from hotloop.engine.drive import Diverged
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Console
@@ -229,7 +229,7 @@ def process_environment(
     last, and no more memory than it needs."""
     own = dict(variables)
     if where == "gpu":
-        own["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        own[PREALLOCATE] = "false"
         visible = own.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
         if devices > 1:
             own["CUDA_VISIBLE_DEVICES"] = visible.split(",")[min(used, devices - 1)].strip()
