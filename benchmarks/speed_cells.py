@@ -104,10 +104,21 @@ def _cnn(document: dict[str, Any]) -> Iterator[Sequence[str]]:
         yield what, accuracy, duration(run["time_to_train_seconds"]), rate
 
 
+def _averages(document: dict[str, Any]) -> Iterator[Sequence[str]]:
+    """Trainings whose averaged weights count; the command has their preset."""
+    runs = document["results"]
+    accuracy = spread([100 * run["best"]["ema_accuracy"] for run in runs], ".2f", "%")
+    seconds = spread([run["time_to_train_seconds"] for run in runs], ".0f", "s")
+    rate = spread([run["images_per_second"] for run in runs], ",.0f", "images/s")
+    what = document["command"].split(" --dataset-path")[0]
+    yield f"CIFAR-10 by `{what}`", f"{accuracy} after {runs[0]['best']['epoch']:.0f} epochs", seconds, rate
+
+
 PAPER_UPDATES = 400_000  # vcd's paper; a run with fewer is of another network
 READERS = {
     "_speedrun_h200": _speedrun,
     "_cnn_h200_accuracy": _cnn,
+    "_cifar10_wide_h200": _averages,
     "_estimator_h200": _estimator,
     "_vcd_h200": _vcd,
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-FAMILIES = ("cnn", "estimator", "vcd", "recommender", "kernels", "serving")
+FAMILIES = ("cnn", "estimator", "vcd", "recommender", "kernels", "hmc", "serving")
 NAMES = {
     "resnet8": "CIFAR ResNet-8, training",
     "resnet50": "ResNet-50 at 224 x 224, training",
@@ -20,6 +20,7 @@ NAMES = {
 }
 EPOCHS = {"resnet8": 50_000, "resnet50": 1_281_167, "cifar": 50_000, "vcd": 50_000}
 """Samples of an epoch; of the recommender's shapes the users, as benchmarks/peers/netflix_shape.py draws them."""
+MOVIELENS_USERS = 943
 USERS = {"3m": 311_315, "full": 477_412, "small": 20_000}
 LATER = frozenset(
     f"2026-11-15_cnn_h200_{name}.json" for name in ("b256_ordered", "b512_ordered", "infer_folded")
@@ -115,10 +116,14 @@ def rows_of(path: Path) -> Iterator[Row]:
         own = {_case(each): each for each in results if each.get("side") == "ours"}
         for each in results:
             family = each.get("family", family_of(path))
-            if {"ours_us", "dtype"} <= each.keys():
+            if "time" in each:
+                yield from _ranking(source, each["time"])
+            elif {"ours_us", "dtype"} <= each.keys():
                 yield _kernel(source, each)
             elif "shape" in each:
                 yield _recommender(source, each)
+            elif each.get("side") not in (None, "ours") and "ess_per_second" in each:
+                yield from _sampler(source, own[_case(each)], each)
             elif each.get("side") not in (None, "ours") and "ratio" in each:
                 yield _side(source, family, own[_case(each)], each)
 
@@ -138,8 +143,8 @@ def _case(each: Mapping[str, Any]) -> Any:
     return each.get("family"), each.get("case", each.get("batch_size"))
 
 
-def _ratio(each: Mapping[str, Any]) -> tuple[float, float, float]:
-    return each["ratio"], each["ratio_low"], each["ratio_high"]
+def _ratio(each: Mapping[str, Any], name: str = "ratio") -> tuple[float, float, float]:
+    return each[name], each[f"{name}_low"], each[f"{name}_high"]
 
 
 def _kernel(source: Source, each: Mapping[str, Any]) -> Row:
@@ -156,6 +161,20 @@ def _recommender(source: Source, each: Mapping[str, Any]) -> Row:
     )
 
 
+def _ranking(source: Source, time: Mapping[str, Any]) -> Iterator[Row]:
+    """benchmarks/ranking.py beside RecBole: seconds of one core's work, since other programs had the clock's."""
+    found, head = time["cpu"], f"MovieLens-100K, orders of items, batch {time['batch_size']}, training"
+    for side, network, ratio in (
+        ("ours", "the preset", "ratio"),
+        ("same_network", "RecBole's network", "same_network_ratio"),
+    ):
+        rates = tuple(MOVIELENS_USERS / found[f"{one}_epoch_s"] for one in (side, "recbole"))
+        yield Row(
+            source, "recommender", f"{head}, {network}, a core's own time", "users/s", rates[0], "RecBole", rates[1],
+            _ratio(found, ratio), samples=MOVIELENS_USERS,
+        )  # fmt: skip
+
+
 def _side(source: Source, family: str, ours: Mapping[str, Any], each: Mapping[str, Any]) -> Row:
     """A peer's row of cnn, estimator and vcd, which has ours in a row of its own."""
     if family == "vcd":
@@ -169,6 +188,16 @@ def _side(source: Source, family: str, ours: Mapping[str, Any], each: Mapping[st
         source, family, case, "images/s", rates[0], each["side"], rates[1], _ratio(each),
         ours.get("memory_bytes"), each.get("memory_bytes"), EPOCHS.get(kind),
     )  # fmt: skip
+
+
+def _sampler(source: Source, ours: Mapping[str, Any], each: Mapping[str, Any]) -> Iterator[Row]:
+    """A peer of hmc: effective draws a second of the draws alone, and with the time to adapt before them."""
+    for over, figure, ratio in (
+        ("the draws", "ess_per_second", "ratio"),
+        ("adaptation and draws", "total_ess_per_second", "total_ratio"),
+    ):
+        case, rates = f"{each['case']}, {over}", (ours[figure], each[figure])
+        yield Row(source, "hmc", case, "ESS/s", rates[0], each["side"], rates[1], _ratio(each, ratio))
 
 
 def _whole_vcd(source: Source, runs: Mapping[str, Any]) -> Iterator[Row]:

@@ -28,10 +28,11 @@ python benchmarks/speed_tables.py
 
 A ratio is ours over the peer's in the same round, so more than 1 is better for us; behind it the lowest and the
 highest round. Compilation and warm-up are in none of it. An epoch is computed: its samples over our rate (CIFAR-10
-50,000, ImageNet 1,281,167, binarised MNIST 50,000; of ratings the users). Memory is what the timed program needs on
-the device, ours, then the peer's, where it was counted. A commit with + had changes that were not yet committed. What
-was done, what was thrown away and what was missed is told in [results](results.md), which also has figures without a
-raw file; every file is in the [history](history.md).
+50,000, ImageNet 1,281,167, binarised MNIST 50,000; of ratings the users). ESS is the smallest effective number of
+draws of all numbers of a position. Memory is what the timed program needs on the device, ours, then the peer's, where
+it was counted. A commit with + had changes that were not yet committed. What was done, what was thrown away and what
+was missed is told in [results](results.md), which also has figures without a raw file; every file is in the
+[history](history.md).
 
 Machines: **CPU**, two cores of an AMD EPYC (Zen 5 where the file's name says so, else Zen 3 or 4), a virtual machine
 whose neighbours are noisy: read ratios, not microseconds; **H200**, one NVIDIA H200 with 16 cores of a Xeon.
@@ -44,6 +45,7 @@ TITLES = {
     "vcd": "vcd",
     "recommender": "recommender",
     "kernels": "Kernels: single layers",
+    "hmc": "hmc: draws from a density",
     "serving": "Serving",
 }
 GUIDES = {family: f"{family}.md" for family in FAMILIES}

@@ -181,6 +181,14 @@ def test_peers_of_every_shape_become_rows_of_one():
         assert (row.ratio, row.low, row.high, row.floor, row.device) == (2.0, 1.5, 2.5, 1.1, "P, 2 cores")
 
 
+def test_a_sampler_is_shown_with_its_effective_draws_a_second():
+    ours = {"side": "ours", "case": "funnel", "ess_per_second": 4000.0, "ratio": 1.0}
+    theirs = {"side": "blackjax nuts", "case": "funnel", "ess_per_second": 1000.0}
+    theirs |= {"ratio": 4.0, "ratio_low": 3.0, "ratio_high": 5.0}
+    (row,) = read_peer_rows({"family": "hmc", "results": [ours, theirs]}, "2026-01-01_hmc_cpu")
+    assert (row.family, row.ours, row.theirs, row.unit, row.word) == ("hmc", 4000.0, 1000.0, "ESS/s", "FAST")
+
+
 def test_the_comparisons_kept_in_the_repository_can_be_shown(page):
     found = page(REAL)
     assert found.headings[0] == "Beside other programs"

@@ -26,6 +26,8 @@ REPORT_COLUMNS = (
     *("family", "case", "peer", "verdict", "times as fast", "lowest–highest"),
     *("hotloop", "the peer", "unit", "floor", "device", "date", "commit"),
 )
+UNITS = {"milliseconds": "ms", "ess_per_second": "ESS/s"}
+"""What a side says of its speed, the first that it has -> its unit."""
 ALIKE = 0.02  # by which all rounds may differ and are the same
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -93,8 +95,9 @@ def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
             unit, times = "µs", [row["ours_us"], row.get(f"{peer}_us")]
         else:  # both sides in one row, or a row of its own for each
             sides = (row["ours"], row.get(peer)) if "ours" in nested else (own.get(case), row)
-            times = [side.get("milliseconds") if isinstance(side, Mapping) else None for side in sides]
-            unit = "ms"
+            known = [side if isinstance(side, Mapping) else {} for side in sides]
+            figure = next((name for name in UNITS if any(name in side for side in known)), "milliseconds")
+            times, unit = [side.get(figure) for side in known], UNITS[figure]
         ratio = float(row["ratio"])
         ends = (row[key] if is_positive(row.get(key)) else ratio for key in ("ratio_low", "ratio_high"))
         low, high = map(float, ends)

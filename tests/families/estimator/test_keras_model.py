@@ -75,6 +75,58 @@ def test_it_trains_evaluates_and_predicts_as_keras_does(between: Any, optimizer:
     assert estimator.to_keras(12) is ours and estimator.latest_checkpoint() == 24  # the first pass's end
 
 
+def weighted_distance(labels: Any, outputs: Any) -> Any:
+    """Of one's own, as Keras calls it: labels first; they are no outputs, so that turned round it is another."""
+    return keras.ops.mean(keras.ops.abs(labels - outputs) * (1 + labels), axis=-1)
+
+
+def make_compiled(loss: Any, metrics: Any, units: int) -> Any:
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(units, activation="sigmoid")])
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=metrics[:1], weighted_metrics=metrics[1:])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("loss", "metrics", "units"),
+    [
+        ("binary_crossentropy", ["accuracy"], 1),  # labels of one axis, outputs of two
+        ("hinge", ["mae"], 1),
+        (weighted_distance, [weighted_distance], 1),
+        (lambda labels, outputs: keras.ops.mean(labels * outputs**2 - outputs, axis=-1), [], 1),
+        (
+            keras.losses.sparse_categorical_crossentropy,
+            ["accuracy", keras.metrics.sparse_top_k_categorical_accuracy],
+            2,
+        ),
+    ],
+    ids=["by name", "of another rank", "one's own", "lambda", "functions of keras"],
+)
+def test_what_a_model_is_compiled_with_means_what_it_means_to_keras(
+    loss: Any, metrics: Any, units: int, tmp_path: Path
+) -> None:
+    labels = Y if units > 1 else Y.astype(np.float32)
+    labels = labels[:, None] if loss is weighted_distance else labels
+    theirs = make_compiled(loss, metrics, units)
+    theirs.fit(X[:192], labels[:192], batch_size=16, shuffle=False, verbose=0)
+    batches = [(X[at : at + 16], labels[at : at + 16]) for at in range(0, 192, 16)]
+    estimator = estimate(tmp_path, make_compiled(loss, metrics, units)).train(batches)
+    assert_same_weights(estimator.to_keras(), theirs)
+    wanted = theirs.evaluate(X, labels, batch_size=16, verbose=0, return_dict=True)
+    found = estimator.evaluate((X, labels))
+    assert found == pytest.approx({**wanted, "samples": 200, "global_step": 12}, rel=2e-6)
+
+
+def test_a_function_of_keras_that_is_given_takes_labels_first(tmp_path: Path) -> None:
+    labels = Y[:, None].astype(np.float32)
+    given = {"loss": keras.losses.binary_crossentropy, "metrics": {"same": keras.metrics.binary_crossentropy}}
+    estimator = estimate(tmp_path, make_compiled("mse", [], 1), given=given).train((X, labels), steps=1)
+    outputs = estimator.to_keras().predict(X, verbose=0)
+    wanted = float(np.asarray(keras.losses.binary_crossentropy(labels, outputs)).mean())
+    result = estimator.evaluate((X, labels))
+    assert (result["loss"], result["same"]) == pytest.approx((wanted, wanted), rel=1e-5)
+
+
 def test_an_optimiser_of_optax_makes_the_steps_that_keras_makes(tmp_path: Path) -> None:
     theirs = make(optimizer=keras.optimizers.SGD(0.1))
     theirs.fit(X[:192], Y[:192], batch_size=16, shuffle=False, verbose=0)
@@ -142,7 +194,26 @@ def test_several_inputs_and_outputs_by_name(tmp_path: Path) -> None:
     assert set(row) == {"logits", "size"} and row["logits"].shape == (2,)
 
 
+class OwnStep(keras.Sequential):  # type: ignore[misc]
+    def compute_loss(self, *given: Any, **more: Any) -> Any:
+        return 2 * super().compute_loss(*given, **more)
+
+
+def make_own_step() -> Any:
+    model = OwnStep([keras.Input((5,)), keras.layers.Dense(2)])
+    model.compile("sgd", LOGITS)
+    return model
+
+
+def make_weighted() -> Any:
+    model = make()
+    model.compile("sgd", LOGITS, loss_weights=[0.5])
+    return model
+
+
 REFUSED: dict[str, Any] = {
+    "OwnStep has a compute_loss of its own, which is not called here": lambda: from_keras(make_own_step()),
+    "is compiled with loss_weights: give": lambda: from_keras(make_weighted()),
     "model must be a keras.Model, not int 5": lambda: from_keras(5),
     "is not built, so it has no weights yet": lambda: from_keras(keras.Sequential([keras.layers.Dense(2)])),
     "has no loss: compile it with one, or give": lambda: from_keras(make(compiled=False)),
@@ -187,6 +258,23 @@ def test_what_cannot_work_is_refused_before_anything_is_written(words: str, tmp_
     with pytest.raises(HotloopError) as error:
         estimate(tmp_path / "none", make(), given=given, **config).train((X, Y), steps=1)
     assert words in str(error.value) and not (tmp_path / "none").exists()
+
+
+def test_outputs_with_a_mask_take_functions_that_know_what_it_is_worth(tmp_path: Path) -> None:
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((6,), dtype="int32"), layers.Embedding(10, 3, mask_zero=True), layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    words, labels = np.arange(192).reshape(32, 6) % 10, np.ones((32, 6, 1), np.float32)
+    with pytest.raises(
+        HotloopError, match=r"outputs have a mask .* by which Keras weighs the loss: give func"
+    ):
+        estimate(tmp_path / "none", model).train((words, labels), steps=1)
+    assert not (tmp_path / "none").exists()
+    given = {"loss": lambda outputs, labels: ((outputs - labels) ** 2).mean((1, 2))}
+    estimator = estimate(tmp_path / "own", model, given=given).train((words, labels), steps=1)
+    assert next(estimator.predict(words)).shape == (6, 1)
 
 
 def test_labels_that_are_no_class_are_named(tmp_path: Path) -> None:

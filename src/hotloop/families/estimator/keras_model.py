@@ -17,9 +17,12 @@ from hotloop.errors import OptionError
 from hotloop.families.estimator.config import Mode, ModelSpec, RunConfig, describe
 from hotloop.families.estimator.keras_parts import (
     from_keras_optimizer,
+    has_mask,
     import_keras,
+    is_of_keras,
     make_per_sample,
     name_variables,
+    read_compiled_loss,
     read_compiled_metrics,
 )
 from hotloop.families.estimator.sample_draws import join_keys
@@ -66,11 +69,7 @@ def from_keras(
             "model.build(input_shape)"
         )
     given = {"learning_rate": learning_rate, "optimizer_params": dict(optimizer_params or {})}
-    loss = loss if loss is not None else model.loss
-    if loss is None:
-        raise OptionError(
-            f"from_keras: {model.name} has no loss: compile it with one, or give from_keras(loss=...)"
-        )
+    loss = loss if loss is not None else read_compiled_loss(model)
     chosen = optimizer if optimizer is not None else model.optimizer
     if optimizer is None and (learning_rate is not None or optimizer_params):
         raise OptionError(
@@ -120,7 +119,16 @@ class KerasModel:
                 "such as keras.config.set_dtype_policy('mixed_bfloat16') before it is made"
             )
         train = mode is Mode.TRAIN
-        found = jax.eval_shape(lambda given: self._call(*self._start, given, train, None), features)
+        is_masked: list[bool] = []
+
+        def call_once(features: Any) -> _Found:
+            found = self._call(*self._start, features, train, None)
+            is_masked.append(has_mask(found.outputs))
+            return found
+
+        found = jax.eval_shape(call_once, features)
+        if any(is_masked) and mode is not Mode.PREDICT:
+            self._refuse_masks()
         wraps, outputs = bool(found.losses) and mode is not Mode.PREDICT, found.outputs
         loss, classes = self._read_loss(outputs)
         named = {} if mode is Mode.PREDICT else self._metrics  # which have no labels there
@@ -173,13 +181,22 @@ class KerasModel:
         }
         return _Found(outputs, after, list(losses))
 
+    def _refuse_masks(self) -> None:
+        """Keras weighs by the mask of an output, over the whole batch: that is no mean of values of samples."""
+        measured = {"loss": self._loss, **{f"metric {name}": each for name, each in self._metrics.items()}}
+        for name, each in measured.items():
+            if not callable(each) or is_of_keras(each):
+                raise OptionError(
+                    f"from_keras: the model's outputs have a mask (mask_zero, Masking), by which Keras weighs the "
+                    f"{name}: give functions of (outputs, labels), loss=... and metrics={{...}}"
+                )
+
     def _read_loss(self, outputs: Any) -> tuple[Any, int | None]:
         """`loss(outputs, labels)` with a value for each sample, and the number of classes where the labels are such."""
-        keras, loss = import_keras(), self._loss
+        loss = self._loss
         function = make_per_sample(loss, "loss")
         name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-        ignored = loss.get_config().get("ignore_class") if isinstance(loss, keras.Loss) else None
-        sparse = name == SPARSE and ignored is None and hasattr(outputs, "shape")
+        sparse = name == SPARSE and getattr(loss, "ignore_class", None) is None and hasattr(outputs, "shape")
         return function, self._classes or (int(outputs.shape[-1]) if sparse else None)
 
     def _read_metric(self, name: str, metric: Any, outputs: Any, labels: Any) -> Any:

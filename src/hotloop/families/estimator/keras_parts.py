@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -49,13 +50,45 @@ def name_variables(variables: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
+def read_compiled_loss(model: Any) -> Any:
+    """What compile was given for `loss`; refused where Keras would make more of it than a mean over samples."""
+    keras = import_keras()
+    if model.loss is None:
+        raise OptionError(
+            f"from_keras: {model.name} has no loss: compile it with one, or give from_keras(loss=...)"
+        )
+    for name in ("train_step", "compute_loss"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise OptionError(
+                f"from_keras: {type(model).__name__} has a {name} of its own, which is not called here: give "
+                "from_keras(loss=fn(outputs, labels))"
+            )
+    if getattr(model._compile_loss, "_user_loss_weights", None) is not None:
+        raise OptionError(
+            f"from_keras: {model.name} is compiled with loss_weights: give from_keras(loss=fn(outputs, labels)) that "
+            "has them"
+        )
+    return as_keras_loss(model.loss)
+
+
+def as_keras_loss(given: Any) -> Any:
+    """A function of (labels, outputs), as Keras has them, as a loss of Keras, which brings both to one rank."""
+    keras = import_keras()
+    if isinstance(given, keras.Loss) or not callable(given):
+        return given
+    return keras.src.losses.losses.LossFunctionWrapper(given, name=getattr(given, "__name__", None))
+
+
 def read_compiled_metrics(model: Any) -> dict[str, Any]:
-    """What compile was given for `metrics`, by name."""
+    """What compile was given for `metrics` and `weighted_metrics`, by name."""
     compiled = getattr(model, "_compile_metrics", None)
-    given = compiled._user_metrics if compiled is not None else None
-    if given is None:
-        return {}
-    each = given if isinstance(given, list | tuple) else [given]
+    both = (compiled._user_metrics, compiled._user_weighted_metrics) if compiled is not None else ()
+    each = [
+        metric
+        for given in both
+        if given is not None
+        for metric in (given if isinstance(given, list | tuple) else [given])
+    ]
     if any(isinstance(metric, list | tuple | dict) for metric in each):
         raise OptionError(
             "from_keras: metrics for several outputs: give from_keras(metrics={name: fn(outputs, labels)})"
@@ -64,7 +97,29 @@ def read_compiled_metrics(model: Any) -> dict[str, Any]:
         metric if isinstance(metric, str) else getattr(metric, "name", None) or metric.__name__
         for metric in each
     ]
-    return dict(zip(["accuracy" if name == "acc" else name for name in names], each, strict=True))
+    metrics = map(as_keras_metric, each)
+    return dict(zip(["accuracy" if name == "acc" else name for name in names], metrics, strict=True))
+
+
+def as_keras_metric(given: Any) -> Any:
+    """A function of (labels, outputs), as Keras has them, as a metric of Keras."""
+    keras = import_keras()
+    if isinstance(given, keras.Metric) or not callable(given):
+        return given
+    return keras.metrics.MeanMetricWrapper(given, name=getattr(given, "__name__", None))
+
+
+def is_of_keras(given: Any) -> bool:
+    """Whether it is a loss, a metric or a function of Keras, which take labels first, whoever hands them over."""
+    keras = import_keras()
+    module = str(getattr(given, "__module__", "")).partition(".")[0]
+    return isinstance(given, keras.Loss | keras.Metric) or module == "keras"
+
+
+def has_mask(outputs: Any) -> bool:
+    """Whether a layer's mask (of an Embedding with mask_zero, say) has come as far as an output."""
+    find = import_keras().src.backend.get_keras_mask
+    return any(find(leaf) is not None for leaf in jax.tree.leaves(outputs))
 
 
 def make_per_sample(given: Any, what: str) -> Any:
@@ -77,8 +132,8 @@ def make_per_sample(given: Any, what: str) -> Any:
             raise OptionError(f"from_keras: {what} {given!r} is none that Keras has") from None
         if isinstance(given, type):
             given = given()
-        if not isinstance(given, keras.Loss | keras.Metric):
-            return _mean_of_rest(lambda outputs, labels, fn=given: fn(labels, outputs))
+    if callable(given) and is_of_keras(given):
+        given = as_keras_loss(given) if what == "loss" else as_keras_metric(given)
     if isinstance(given, keras.Loss):
         if given.reduction in ("sum", "none", None):
             raise OptionError(
