@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hotloop import hmc
+from hotloop.errors import OptionError
 
 
 def autoregression(chains: int, draws: int, correlation: float, apart: float = 0.0) -> np.ndarray:
@@ -67,6 +68,13 @@ def test_what_cannot_be_judged_is_nan_and_what_never_moves_has_no_r_hat() -> Non
     for bad in (np.zeros((4, 3)), np.full((4, 100), np.nan), np.array([[1.0, 2, np.inf, 3]])):
         assert all(np.isnan(estimate(bad)) for estimate in (hmc.r_hat, hmc.ess_bulk, hmc.ess_tail))
     assert np.isnan(hmc.r_hat(np.ones((4, 100)))) and hmc.ess_bulk(np.ones((4, 100))) == 400
+
+
+@pytest.mark.parametrize("shape", [(10,), (2, 50, 3)])
+def test_draws_of_another_form_are_refused_in_one_line(shape) -> None:
+    for estimate in (hmc.r_hat, hmc.ess_bulk, hmc.ess_tail):
+        with pytest.raises(OptionError, match=r"draws have shape \[.*\]: \[chains, draws\] of one number"):
+            estimate(np.zeros(shape))
 
 
 def test_a_chain_that_stays_elsewhere_is_seen() -> None:

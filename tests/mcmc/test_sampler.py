@@ -214,12 +214,33 @@ def normal(x: Any) -> Any:
             "of 1 of 3 chains (-inf for chain 1)",
         ),
         (lambda x: jnp.sqrt(x).sum(), np.zeros(2), {}, "the gradient of log_density is not finite at the start"),
+        (normal, np.zeros(2), {"target_acceptance": "0.8"}, "target_acceptance is '0.8': a number is needed"),
+        (normal, np.zeros(2), {"samples": "9"}, "samples is '9': an integer of at least 1"),
+        (normal, np.zeros(2), {"num_chains": 4}, "hmc: there is no option num_chains; did you mean chains?"),
+        (normal, np.zeros(2), {"target_acceptence": 0.9}, "did you mean target_acceptance?"),
+        (normal, np.zeros(2), {"key": jax.random.split(KEY)}, "key has shape [2]: one key is needed"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_one_line(density, start, options, message) -> None:
     with pytest.raises(OptionError, match=re.escape(message)) as caught:
-        hmc.sample(density, start, key=KEY, **{"chains": 2, **SMALL, **options})
+        hmc.sample(density, start, **{"key": KEY, "chains": 2, **SMALL, **options})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [0, None, np.zeros(2), "key"])
+def test_what_is_no_key_and_no_function_is_one_line(key) -> None:
+    with pytest.raises(OptionError, match=rf"^key is {re.escape(str(key))}: a key of jax.random is needed"):
+        target.check_key(key)
+    with pytest.raises(OptionError, match=r"^log_density must be a function of one position, not a"):
+        target.check_callable(key)
+
+
+def test_numbers_of_numpy_and_keys_of_either_kind_are_numbers_and_keys() -> None:
+    kinds = {"chains": np.int64(2), "warmup": np.int32(20), "samples": np.uint8(5), "jitter": np.float32(0.5)}
+    drawn = [hmc.sample(normal, np.zeros(2), key=jax.random.PRNGKey(3), quiet=True, **kinds)]
+    plain = {name: value.item() for name, value in kinds.items()}
+    drawn.append(hmc.sample(normal, np.zeros(2), key=jax.random.key(3), quiet=True, **plain))
+    np.testing.assert_array_equal(*(each.samples for each in drawn))
 
 
 def test_a_bar_shows_both_phases_and_quiet_shows_none(monkeypatch) -> None:

@@ -123,6 +123,6 @@ def _open_records(folder: Path) -> OwnImages:
         ) from None
     if not any(folder.glob("validation-*")):
         raise DataError(
-            f"{folder}: no validation records; build them with hold_out=True, or from a folder that has val/CLASS"
+            f"{folder}: no validation records; build them with --hold-out, or from a folder that has val/CLASS"
         )
     return OwnImages(folder, classes, RecordSet(folder, "train"), RecordSet(folder, "validation"))

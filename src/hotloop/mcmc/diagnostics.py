@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
+from hotloop.errors import OptionError
+
 Values = NDArray[np.float64]
 TAILS = (0.05, 0.95)
 FEWEST = 4
@@ -48,6 +50,8 @@ def ess_tail(draws: Values) -> float:
 
 def _if_sensible(draws: Values, estimate: Callable[[Values], float]) -> float:
     draws = np.asarray(draws, np.float64)
+    if draws.ndim != 2:
+        raise OptionError(f"draws have shape {list(draws.shape)}: [chains, draws] of one number are needed")
     if draws.shape[1] < FEWEST or not np.isfinite(draws).all():
         return float("nan")
     return estimate(draws)

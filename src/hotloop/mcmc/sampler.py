@@ -20,7 +20,7 @@ from hotloop.errors import OptionError
 from hotloop.mcmc import kernel, random_bits, target
 from hotloop.mcmc.loops import Draws, Programs, Tuning
 from hotloop.mcmc.result import Result, Seconds
-from hotloop.mcmc.settings import Options, Settings
+from hotloop.mcmc.settings import Options, read_settings
 
 PyTree = Any
 LogDensity = Callable[[PyTree], Array]
@@ -46,7 +46,8 @@ class Sampler:
         quiet: bool = False,
         **options: Unpack[Options],
     ):
-        self.settings, self._initial, one = Settings(**options), initial, initial
+        self.settings, self._initial, one = read_settings(options), initial, initial
+        target.check_callable(log_density)
         if callable(initial):
             one = jax.eval_shape(initial, jax.random.key(0))
         elif self.settings.chains is None:
@@ -100,6 +101,7 @@ class Sampler:
     def run(self, key: Array) -> Result:
         """Warm-up and draws with the randomness of `key`."""
         settings = self.settings
+        target.check_key(key)
         starts, first, warm, kept = jax.random.split(key, 4)
         state = self._start(self._positions(starts))
         target.check_start(state)
@@ -171,6 +173,7 @@ def sample(
     >>> found.samples.shape, bool(abs(found.samples.var() - 2) < 0.2)
     ((500, 50), True)
     """
+    target.check_key(key)  # before anything is compiled
     return Sampler(log_density, initial, quiet=quiet, **options).run(key)
 
 

@@ -1,10 +1,12 @@
 """What a sampler is told, with its defaults, checked; what cannot work is one line."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from math import inf
-from typing import TypedDict
+from operator import index
+from typing import Any, TypedDict
 
-from hotloop.errors import OptionError
+from hotloop.errors import OptionError, did_you_mean
 
 
 class Options(TypedDict, total=False):
@@ -51,6 +53,32 @@ class Settings:
             )
 
 
-def _check_count(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def _check_count(name: str, value: int, least: int) -> None:
+    if value < least:
         raise OptionError(f"{name} is {value!r}: an integer of at least {least} is needed")
+
+
+def read_settings(options: Mapping[str, Any]) -> Settings:
+    """Settings of what a user gave; numbers of numpy are numbers, and an unknown name is told what was meant by it."""
+    known = {each.name: each for each in fields(Settings)}
+    if unknown := [name for name in options if name not in known]:
+        # What other samplers call num_chains or n_chains.
+        meant = unknown[0].removeprefix("num_").removeprefix("n_")
+        hint = f"; did you mean {meant}?" if meant in known else did_you_mean(unknown[0], known)
+        raise OptionError(f"hmc: there is no option {unknown[0]}{hint}")
+    return Settings(**{name: _read_number(name, value) for name, value in options.items()})
+
+
+def _read_number(name: str, value: Any) -> Any:
+    """As Python's own int or float; None stays, where it is the default."""
+    is_float = name in ("jitter", "target_acceptance", "step_size")
+    if value is None and getattr(Settings, name) is None:
+        return None
+    try:
+        if isinstance(value, str | bytes | bool):
+            raise TypeError
+        return float(value) if is_float else index(value)
+    except (TypeError, ValueError):
+        least = 0 if name == "warmup" else 1
+        wanted = "a number" if is_float else f"an integer of at least {least}"
+        raise OptionError(f"{name} is {value!r}: {wanted} is needed") from None

@@ -126,6 +126,24 @@ def full_products() -> AbstractContextManager[object]:
     return nullcontext() if is_told else jax.default_matmul_precision("highest")
 
 
+def check_callable(log_density: Any) -> None:
+    if not callable(log_density):
+        raise OptionError(
+            f"log_density must be a function of one position, not a {type(log_density).__name__}"
+        )
+
+
+def check_key(key: Any) -> None:
+    """Refuse what is not one key of jax.random."""
+    shape, dtype = np.shape(key), getattr(key, "dtype", None)
+    is_typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    is_old = dtype == np.uint32 and len(shape) == 1
+    if is_typed and shape:
+        raise OptionError(f"key has shape {list(shape)}: one key is needed, from which all chains draw")
+    if not (is_typed or is_old):
+        raise OptionError(f"key is {str(key)[:60]}: a key of jax.random is needed, such as jax.random.key(0)")
+
+
 def check_density(log_density: Callable[[PyTree], Array], layout: Layout) -> None:
     """Refuse what is not one float of a position."""
     position = jax.tree.unflatten(layout.treedef, [abstract(shape, layout.dtype) for shape in layout.shapes])

@@ -268,6 +268,11 @@ def test_verify_counts_an_own_folder_and_names_what_is_broken(photos, tmp_path):
         ("--dataset PHOTOS --freeze stages:7", "--freeze stages:7: toy_model_bn has 1 stage"),
         ("--dataset PHOTOS --freeze dense", "--freeze dense: must be stem, stages:N"),
         ("--dataset PHOTOS --init-from NOWHERE", "--init-from NOWHERE: no such file or folder"),
+        (
+            "--dataset mnist --image-size 64",
+            "--image-size 64: is for images of your own (--dataset DIR); mnist is",
+        ),
+        ("--dataset cifar10 --resident-mib 1", "--resident-mib 1: is for images of your own (--dataset DIR)"),
         ("--dataset PHOTOS --image-size 4", "--image-size 4: must be between 8 and 1024"),
     ],
 )

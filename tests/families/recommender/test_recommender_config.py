@@ -228,6 +228,7 @@ REFUSED = {
     "train --data netflix": "--data netflix: must be one of random, procedural, ml-100k",
     "train --objective order": "--objective order: must be one of ratings, ranking",
     "train --kl 0.2": "--kl 0.2: is for --objective ranking alone",
+    "train --objective ranking --kl-epochs 3": "--kl-epochs 3: is for Mult-VAE, and there is no KL without --kl",
     "train --input-dropout 0.2": "--input-dropout 0.2: is for --objective ranking alone",
     "train --objective ranking --input-dropout 1": "--input-dropout 1: must be between 0 and 0.99",
     "train --objective ranking --kl -1": "--kl -1: must be at least 0 and finite",

@@ -484,6 +484,12 @@ class TrainConfig(Options, PlanOptions):
             if self.without_effect.get("fused_preprocessing"):
                 raise OptionError("--fused-preprocessing: needs --accelerator-side-preprocess")
         _check_norm(self.norm_layer)
+        for name, usual in (("image_size", None), ("resident_mib", RESIDENT_MIB)):
+            if self.dataset.lower() in DATASET_SIZES and (value := getattr(self, name)) != usual:
+                raise OptionError(
+                    f"--{name.replace('_', '-')} {value}: is for images of your own (--dataset DIR); {self.dataset} is "
+                    "taken as it is"
+                )
         if self.init_from is not None and not self.training:
             raise OptionError(f"--init-from {self.init_from}: there is no training to begin; leave it out")
         if self.auto_loss_scaling:

@@ -292,6 +292,10 @@ class TrainOptions(TrialOptions):
         if self.objective == "ratings" and given:
             option = given[0].replace("_", "-")
             raise OptionError(f"--{option} {getattr(self, given[0]):g}: is for --objective ranking alone")
+        if self.kl_epochs != KL_EPOCHS and not self.kl:
+            raise OptionError(
+                f"--kl-epochs {self.kl_epochs:g}: is for Mult-VAE, and there is no KL without --kl"
+            )
         if self.objective == "ranking" and self.refeed == "alternate":
             raise OptionError("--refeed alternate: re-feeding is for --objective ratings alone")
 
