@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from native_fakes import MARK, install, make_operation
 
 from hotloop import rehearsal
-from hotloop.layers import kernel_table, native
+from hotloop.layers import conv2d, kernel_table, native
 from hotloop.layers.native import use_native
 from hotloop.layers.paths import force_path
 
@@ -176,3 +176,15 @@ def test_without_the_package_one_line_names_it_in_a_slow_case(
         with use_native(False):
             jax.jit(lambda x, w: operation(x, w, by=2.0)).lower(X, W)
     assert ["pip install 'hotloop[native]'" in line for line in caplog.messages] == [True] * slow
+
+
+def test_a_convolution_for_any_number_of_rows_is_exported_where_the_package_is_not_there(
+    monkeypatch, tmp_path
+) -> None:
+    install(monkeypatch, tmp_path)
+    monkeypatch.setattr(native, "find_package", lambda: None)
+    images = jax.ShapeDtypeStruct(export.symbolic_shape("rows, 28, 28, 1"), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((3, 3, 1, 8), jnp.float32)
+    with use_native(True):
+        found = export.export(jax.jit(conv2d))(images, kernel)
+    assert str(found.in_avals[0].shape[0]) == "rows"
