@@ -102,7 +102,7 @@ def ranker():
         order = jnp.where(liked[:, None] > 1, jnp.array([12, 13, -1]), jnp.array([17, 16, 15])).astype(
             jnp.int32
         )
-        share = jnp.broadcast_to(jnp.array([0.5, 0.25, 0.125]), order.shape)
+        share = jnp.broadcast_to(jnp.array([0.5, 0.00125, 0.001]), order.shape)
         return {"items": order, "predictions": jnp.where(order < 0, 0, weights["one"] * jnp.log(share))}
 
     return exportable(

@@ -4,6 +4,8 @@ import {ask, infer, named, oneRow} from "./ask.js";
 import {Answer, bar, button, make} from "./show.js";
 
 const FOUND = 8;
+// Of a thousand items each is unlikely: three digits tell them apart.
+const shareOf = share => `${share >= .1 ? (100 * share).toFixed(1) : (100 * share).toPrecision(3)} %`;
 
 export function fitsItems(about) {
   const has = name => named(about.inputs, name);
@@ -47,7 +49,7 @@ export function pickPanel(about) {
     const share = score => relevant ? Math.exp(score - best) : (score - low) / (high - low || 1);
     const rows = outputs.items.data.flatMap((id, place) => id < 0 ? [] : [make("li", {className: place ? "" : "best"},
       make("span", {className: "what", text: call(id)}), bar(share(scores[place] ?? worst)),
-      make("span", {className: "much", text: relevant ? `${(100 * Math.exp(scores[place])).toFixed(1)} %` : scores[place]?.toFixed(2) ?? ""}))]);
+      make("span", {className: "much", text: relevant ? shareOf(Math.exp(scores[place])) : scores[place]?.toFixed(2) ?? ""}))]);
     const said = relevant ? "How likely each is to be liked next:" : `Predicted ratings, from ${low} to ${high}:`;
     return make("div", {}, make("p", {text: said}), make("ol", {className: "ranks bars"}, ...rows));
   }
