@@ -33,3 +33,11 @@ def test_a_kernel_that_moves_no_bytes_has_no_place_on_the_roofline():
     kernels = copy.deepcopy(RESULTS["kernels"]) | {"free": kernel(1e6, 0, 0.01)}
     assert roofline_chart(kernels).table() == roofline_chart(RESULTS["kernels"]).table()
     assert "free" in build_demo_page(RESULTS | {"kernels": kernels}).render()
+
+
+def test_a_kernel_above_its_limits_is_told_as_what_it_is_and_not_as_a_share_of_the_device():
+    kernels = copy.deepcopy(RESULTS["kernels"])
+    assert "The best kernel reaches" in build_demo_page(RESULTS | {"kernels": kernels}).headline
+    next(iter(kernels.values()))["roofline"] = 2.3
+    headline = build_demo_page(RESULTS | {"kernels": kernels}).headline
+    assert "faster than the limits that were measured" in headline and "230 % of them" in headline

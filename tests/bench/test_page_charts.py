@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.bench.axes import FULL, HALF, LETTER, PHONE, Axis, choose_ticks, format_number, format_ticks
+from hotloop.bench.axes import (
+    FULL,
+    HALF,
+    LETTER,
+    PHONE,
+    Axis,
+    choose_ticks,
+    fit_text,
+    format_number,
+    format_ticks,
+)
 from hotloop.bench.charts import Chart
 from hotloop.bench.strips import Strip, Strips
 
@@ -81,6 +91,19 @@ def test_ticks_beside_each_other_have_room(values, log, width):
     )
     longest = max((len(t.text) for t in root.iter("text") if t.get("class") == "tick"), default=0)
     assert all(b - a >= 0.5 * LETTER * longest for a, b in pairwise(ticks))
+
+
+def test_values_that_differ_in_their_last_bit_have_ticks_that_can_be_told_apart():
+    low, high = 0.001, 0.0010000000000000002
+    axis = Axis("x")
+    texts = [text for _, text in axis.label_ticks(axis.ends([low, high]), 340)]
+    assert len(texts) >= 2 and len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("letters", range(1, 120))
+def test_a_name_that_fits_is_not_cut(letters):
+    assert fit_text("x" * letters, LETTER * letters) == "x" * letters
+    assert fit_text("x" * (letters + 1), LETTER * letters).endswith("…")
 
 
 @settings(deadline=None)

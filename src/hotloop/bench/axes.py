@@ -16,6 +16,7 @@ LETTER = 7.8  # pixels: a wide estimate of a letter of the CSS's 13
 LINE = 20  # height of a line of text
 RIGHT, TICKS, AXIS_LABEL = 14, 24, 24  # room at the right, and for ticks and label below
 DOT = 4
+ALIKE = 1e-9  # of a value: digits that nobody reads
 LARGEST = 1e100  # a number beyond it is none that was measured, and would overflow
 Point = tuple[float, float]
 Ends = tuple[float, float]
@@ -40,7 +41,9 @@ class Axis:
         if self.log:
             room = max((high / low) ** 0.06, 1.05)
             return low / room, high * room
-        room = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
+        # What differs in its last digits alone is one value: no ticks could tell it apart.
+        spread = high - low if high - low > ALIKE * abs(high) else 0.0
+        room = 0.06 * spread or 0.01 * abs(high) or 1.0
         return (low - room if self.low is None else low), high + room
 
     def place(self, value: float, ends: Ends, start: float, stop: float) -> float:
@@ -107,7 +110,7 @@ def format_value(value: float) -> str:
 
 def fit_text(text: str, room: float) -> str:
     """A text that is cut, where it would be longer than there is room for."""
-    most = max(1, int(room / LETTER))
+    most = max(1, int(room / LETTER + 1e-9))  # a room for 32 letters takes 32, whatever rounding says
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -24,7 +24,7 @@ SIGNS = ("date", "commit", "environment", "machine", "source")
 ABOUT = (*SIGNS, "device", "command", "note")
 OVER = ("epoch", "update", "step")
 """What a curve may run over; the first that there is."""
-SEEDS = ("seed", "seeds", "samples")  # numbers that are no measurement
+SEEDS = ("seed", "seeds", "samples", "round")  # numbers that are no measurement
 MOST_COLUMNS, FEW_ROWS, MOST_CHARTS = 10, 8, 6
 FULL_ENOUGH = 0.7  # of a table's cells
 START, HIDES = (

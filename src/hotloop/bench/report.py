@@ -21,6 +21,8 @@ from hotloop.bench.statistics import median
 from hotloop.errors import DataError
 from hotloop.options.files import load_json
 
+MOST_NAMES = 4  # of peers or other results in the headline; the sections below name all
+
 
 @dataclass
 class Sources:
@@ -156,7 +158,8 @@ def write_headline(found: Sources, summary: Sequence[SummaryRow]) -> str:
         )
     if latest := latest_rows(found.peers):
         words, peers = Counter(row.word for row in latest), sorted({row.peer for row in latest})
-        others = ", ".join(peers[:4]) + (f" and {len(peers) - 4} more" if len(peers) > 4 else "")
+        others = ", ".join(peers[:MOST_NAMES])
+        others += f" and {len(peers) - MOST_NAMES} more" if len(peers) > MOST_NAMES else ""
         said.append(
             f"hotloop is faster in {words['FAST']} of {count_of(len(latest), 'comparison')} with {others}, and slower "
             f"in {words['SLOW']}; in the middle one it is {median([row.ratio for row in latest]):.2f} times as fast."
@@ -177,5 +180,7 @@ def write_headline(found: Sources, summary: Sequence[SummaryRow]) -> str:
         names = dict.fromkeys(
             f"{other.name} of {other.date}" if other.date else other.name for other in found.others
         )
-        said.append(f"As their programs left them: {', '.join(names)}.")
+        shown = [*names][:MOST_NAMES]
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        said.append(f"As their programs left them: {', '.join(shown)}{more}.")
     return " ".join(said)
