@@ -40,7 +40,7 @@ def permute(positions: ArrayLike, n: int, seed: int | ArrayLike, epoch: ArrayLik
     members of a pair take the same decision, so each round is a bijection for any n, and 24 rounds mix well.
     """
     check_size(n)
-    xp: Any = positions.__array_namespace__()  # type: ignore[union-attr]
+    xp: Any = jnp if isinstance(positions, Array) else np
     if n == 1:  # besides being simple: XLA's GPU compiler fails on shuffles of one
         return xp.zeros_like(positions)
     size = np.uint32(n)
@@ -142,7 +142,7 @@ class Order:
 
         The same numbers by numpy for a numpy array and by jax for a jax array.
         """
-        xp: Any = steps.__array_namespace__()  # type: ignore[union-attr]
+        xp: Any = jnp if isinstance(steps, Array) else np
         begin = start["offset"] + steps[..., None] * np.uint32(self.batch_size)  # type: ignore[index]
         period = np.uint32(self.period)
         places = begin % period + xp.arange(self.batch_size, dtype=np.uint32)

@@ -99,11 +99,11 @@ def show(
     description: str, total: float | None = None, say: Callable[[str], None] | None = None
 ) -> Iterator[Progress]:
     """A bar while the block runs (`total` None: a moving one); where there is no terminal, lines by `say`."""
-    if not sys.stderr.isatty():
+    nested = bool(_shown)  # then standard error is rich's, which before rich 15 says that it is no terminal
+    if not (nested or sys.stderr.isatty()):
         with attach_bar(_Plain(description, say or print_to_stderr)) as plain:
             yield plain
         return
-    nested = bool(_shown)
     with nullcontext(_shown[0]) if nested else _display() as bars:
         bar = _Bar(bars, description, total)
         try:
