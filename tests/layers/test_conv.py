@@ -11,8 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
+from hotloop.errors import OptionError
 from hotloop.layers import conv, native
 from hotloop.layers.conv import LAYOUT, conv2d, conv2d_biased, conv2d_padded
+from hotloop.layers.grouped_conv import grouped_conv2d
 from hotloop.layers.paths import force_path
 
 
@@ -238,3 +240,41 @@ def test_kernel_gradients_in_parts_are_each_devices_own_where_the_mapped_axes_ar
         )
         assert jax.eval_shape(own, x, kernel).shape == kernel.shape
     assert in_parts.called
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_kernel_that_all_devices_share_has_the_sum_of_their_gradients(groups):
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    draw = np.random.default_rng(0)
+    x = jnp.asarray(draw.normal(size=(4, 6, 6, 8)), jnp.float32)
+    kernel = jnp.asarray(draw.normal(size=(3, 3, 8 // groups, 8)), jnp.float32)
+
+    def loss(x, kernel):
+        y = conv2d(x, kernel) if groups == 1 else grouped_conv2d(x, kernel, groups)
+        return (y**2).sum()
+
+    spread = PartitionSpec("rows")
+    own = jax.shard_map(
+        jax.grad(loss, (0, 1)),
+        mesh=mesh,
+        in_specs=(spread, PartitionSpec()),
+        out_specs=(spread, PartitionSpec()),
+    )
+    for found, wanted in zip(jax.jit(own)(x, kernel), jax.grad(loss, (0, 1))(x, kernel), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 0, 8), (3, 3, 8, 0), (0, 3, 8, 8)])
+def test_a_kernel_of_nothing_is_one_line(shape):
+    with pytest.raises(OptionError, match="nothing to convolve with"):
+        conv2d(jnp.zeros((1, 6, 6, shape[2]), jnp.float32), jnp.zeros(shape, jnp.float32))
+    with pytest.raises(OptionError, match="nothing to convolve with"):
+        grouped_conv2d(jnp.zeros((1, 6, 6, 2 * shape[2]), jnp.float32), jnp.zeros(shape, jnp.float32), 2)
+
+
+@pytest.mark.parametrize("groups", [0, 3, 16])
+def test_channels_that_do_not_fall_into_groups_are_one_line(groups):
+    with pytest.raises(OptionError, match=f"groups={groups}: 8 channels"):
+        grouped_conv2d(jnp.zeros((1, 6, 6, 8), jnp.float32), jnp.zeros((3, 3, 4, 8), jnp.float32), groups)

@@ -18,9 +18,10 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from hotloop.errors import OptionError
 from hotloop.layers import native_conv
 from hotloop.layers.dense import wide
-from hotloop.layers.paths import Operation, materialise
+from hotloop.layers.paths import Operation, materialise, vary_alike
 from hotloop.layers.pool_places import find_largest, give_to_largest
 
 Padding = Literal["SAME", "VALID"]
@@ -39,7 +40,15 @@ def conv2d(
     padding: Padding = "SAME",
 ) -> Float[Array, "N Ho Wo O"]:
     """Convolve; `SAME` gives ceil(size / stride) rows and columns, `VALID` uses only whole windows."""
-    return conv2d_padded(x_NHWC, kernel_HWIO, stride, padding_of(x_NHWC, kernel_HWIO, stride, padding))
+    check_kernel(kernel_HWIO)
+    pads = padding_of(x_NHWC, kernel_HWIO, stride, padding)
+    return conv2d_padded(*vary_alike(x_NHWC, kernel_HWIO), stride, pads)
+
+
+def check_kernel(kernel_HWIO: Array) -> None:
+    """OptionError for one without taps or channels, whose gradient would be no kernel."""
+    if 0 in kernel_HWIO.shape:
+        raise OptionError(f"a kernel of {list(kernel_HWIO.shape)} has nothing to convolve with")
 
 
 def padding_of(x_NHWC: Array, kernel_HWIO: Array, stride: int, padding: Padding) -> Pads:

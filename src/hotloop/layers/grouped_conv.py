@@ -17,11 +17,13 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
+from hotloop.errors import OptionError
 from hotloop.layers import depthwise, native_conv
 from hotloop.layers.conv import (
     LAYOUT,
     Convolve,
     Pads,
+    check_kernel,
     conv2d_padded,
     input_gradient_of,
     kernel_gradient_of,
@@ -29,7 +31,7 @@ from hotloop.layers.conv import (
     spread_edges,
 )
 from hotloop.layers.dense import wide
-from hotloop.layers.paths import Operation, materialise
+from hotloop.layers.paths import Operation, materialise, vary_alike
 
 NO_PADS = ((0, 0), (0, 0))
 LANES = 256  # floats that one turn of the kernel gradient's sums works on at once: 8 vectors of 32, 4 of 64
@@ -95,7 +97,8 @@ def taps_kernel_gradient(
                 total + (tap.reshape(shape) * dy_row).sum(0) for total, tap in zip(sums, taps, strict=True)
             ]
 
-        sums = lax.fori_loop(0, n * rows, row, [jnp.zeros(shape[1], xs.dtype)] * (kh * kw))
+        zeros, _, _ = vary_alike(jnp.zeros(shape[1], xs.dtype), xs, dys)
+        sums = lax.fori_loop(0, n * rows, row, [zeros] * (kh * kw))
         return carry, jnp.stack(sums).reshape(kh, kw, side_by_side, groups).sum(2)
 
     _, dw_pairs = lax.scan(pair, None, jnp.arange(c * per_group))
@@ -121,8 +124,14 @@ def grouped_conv2d(
     x_NHWC: Float[Array, "N H W C"], kernel_HWIO: Float[Array, "kh kw c O"], groups: int, stride: int = 1
 ) -> Float[Array, "N Ho Wo O"]:
     """Convolve each of `groups` runs of C / groups channels with its own O / groups filters."""
+    check_kernel(kernel_HWIO)
+    channels, outputs = x_NHWC.shape[3], kernel_HWIO.shape[3]
+    if groups < 1 or channels != groups * kernel_HWIO.shape[2] or outputs % groups:
+        raise OptionError(
+            f"groups={groups}: {channels} channels and {outputs} filters of {kernel_HWIO.shape[2]} do not go into them"
+        )
     pads = padding_of(x_NHWC, kernel_HWIO, stride, "SAME")
-    return _grouped(x_NHWC, kernel_HWIO, groups, stride, pads)
+    return _grouped(*vary_alike(x_NHWC, kernel_HWIO), groups, stride, pads)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))

@@ -21,7 +21,7 @@ from hotloop.layers import kernel_table
 from hotloop.machine import run_child
 
 PACKAGE = "hotloop_native"
-INSTALL = "pip install 'hotloop[native]'"
+INSTALL = "pip install 'hotloop[native]', or the wheel that `make native` builds"
 UNLESS_SLOWER = 0.75
 """The margin of kernels that stand between others of the package: one is taken unless it takes a third longer.
 Its threads are not XLA's, and to change between them costs what no path shows alone. ResNet-50 at batch 8, with the

@@ -66,9 +66,10 @@ def _result(x: Array, kernel: Array, stride: int, pads: Pads) -> jax.ShapeDtypeS
 def is_slow_forward(x: Array, kernel: Array, *, groups: int = 1, **_: Any) -> bool:
     """Whether XLA:CPU has no fast kernel for it, and it is large enough for that to be felt."""
     kh, kw, channels, filters = kernel.shape
-    if not isinstance(x.shape[0], int):  # an export for any number of rows, of which nothing can be said
+    rows: Any = x.shape[0]
+    if not isinstance(rows, int):  # an export for any number of rows, of which nothing can be said
         return False
-    work = x.shape[0] * x.shape[1] * x.shape[2] * kh * kw * channels * filters
+    work = rows * x.shape[1] * x.shape[2] * kh * kw * channels * filters
     return work >= SLOW_WORK and (groups > 1 or max(channels, filters) <= FEW_CHANNELS)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -182,6 +182,17 @@ def force_path(path: str) -> Iterator[None]:
 def materialise(arrays: Any) -> Any:
     """The same arrays, written out: behind a barrier that no fusion crosses, so that no reader works them out again."""
     return lax.optimization_barrier(arrays)  # type: ignore[no-untyped-call]
+
+
+def vary_alike(*arrays: Array) -> tuple[Array, ...]:
+    """The same arrays, all different on each device of a `shard_map` where one of them is: what a gradient written by
+    hand gives is each device's own, and jax then sums it for those that all devices share."""
+    axes = [jax.typeof(array).manual_axis_type.varying for array in arrays]
+    wanted = frozenset[Any]().union(*axes)
+    return tuple(
+        lax.pcast(array, tuple(wanted - own), to="varying") if wanted - own else array
+        for array, own in zip(arrays, axes, strict=True)
+    )
 
 
 # For code that all platforms share: a GPU would pay for the barrier with another kernel.
