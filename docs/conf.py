@@ -65,10 +65,11 @@ highlight_language = "none"  # of blocks that name none: commands
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
-# Pages of wide tables have the whole width.
+# Pages of wide tables, or of a wide drawing, have the whole width.
 WIDE = (
     "speed",
     "history",
+    "tour",
     *(f"migration/{name}" for name in ("cnn", "vcd", "recommender", "kernels", "estimator")),
 )
 html_theme_options = {

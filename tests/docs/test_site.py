@@ -20,6 +20,7 @@ def load(path):
 
 check_site = load(ROOT / "docs" / "check_site.py")
 field_comments = load(ROOT / "docs" / "_ext" / "field_comments.py")
+short_signatures = load(ROOT / "docs" / "_ext" / "short_signatures.py")
 
 HEAD = b"# Sphinx inventory version 2\n# Project: x\n# Version: x\n# zlib\n"
 
@@ -81,3 +82,10 @@ class Config:
         "second": "behind a bracket",
         "fourth": "Said below, on two lines.",
     }
+
+
+def test_signatures_have_the_names_that_people_write():
+    said = "(where: str | ~pathlib.Path | None = None, x: jaxlib._jax.Array, say: ~typing.Callable = <function show>)"
+    shown, returned = short_signatures.shorten(None, "function", "f", None, None, said, "numpy.ndarray")
+    assert shown == "(where: str | ~Path | None = None, x: Array, say: ~Callable = show)"
+    assert returned == "numpy.ndarray"
