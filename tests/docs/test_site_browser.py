@@ -17,7 +17,8 @@ PAGES = sorted(
 )
 CUT = """[...document.querySelectorAll(".bd-sidebar-secondary a")].filter(each => {
   const box = each.getBoundingClientRect();
-  return box.width && getComputedStyle(each).visibility === "visible" && box.left < innerWidth && box.right > innerWidth;
+  const isShown = box.width && getComputedStyle(each).visibility === "visible";
+  return isShown && box.left < innerWidth && box.right > innerWidth;
 }).map(each => each.textContent.trim())"""
 """Entries of the list of contents that stand out of the window."""
 
