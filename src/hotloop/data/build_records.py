@@ -141,7 +141,7 @@ def _list_parts(build: Build, names: Sequence[str]) -> dict[Part, list[tuple[Pat
     if not build.hold_out:
         return {part: list_images(build.source, part, names) for part in there}
     if there != ["train"]:
-        raise DataError(f"--hold-out: {build.source} has images to validate with already; leave it out")
+        raise DataError(f"{build.source}: there are images to validate with already; hold none out")
     train, validation = hold_out(list_images(build.source, "train", names))
     return {"train": train, "validation": validation}
 

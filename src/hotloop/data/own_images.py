@@ -123,6 +123,6 @@ def _open_records(folder: Path) -> OwnImages:
         ) from None
     if not any(folder.glob("validation-*")):
         raise DataError(
-            f"{folder}: no validation records; build them with --hold-out, or from a folder that has val/CLASS"
+            f"{folder}: no validation records; build them from a folder that has val/CLASS, or with some held out"
         )
     return OwnImages(folder, classes, RecordSet(folder, "train"), RecordSet(folder, "validation"))
