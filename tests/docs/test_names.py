@@ -22,7 +22,7 @@ def page_name(page):
     return str(page.relative_to(ROOT))
 
 
-FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
+FOLDERS = ("src", "tests", "benchmarks", "examples", "docs", ".github")
 
 OTHER_PACKAGES = {"jax", "lax", "jnp", "np", "numpy", "optax", "flax", "keras", "torch", "tf", "os", "pip"}
 """First words of dotted names that are other people's."""
