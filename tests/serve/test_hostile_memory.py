@@ -49,6 +49,7 @@ async def flood(port, requests, count):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read a process's memory from")
 def test_memory_is_what_it_was_after_ten_thousand_hostile_requests(served):
     every = kinds(MODEL)
