@@ -86,7 +86,9 @@ def disturb(process: "subprocess.Popen[str]", run: Path, kind: signal.Signals) -
     # It may have ended by itself before the signal came; and Python's own end, when all is written, hears none.
     wanted = -kind if kind == signal.SIGKILL else 128 + kind
     after_the_end = (-kind,) if is_finished(run) else ()
-    assert process.returncode in (wanted, 0, *after_the_end), f"{kind.name}: status {process.returncode}, {errors}"
+    assert process.returncode in (wanted, 0, *after_the_end), (
+        f"{kind.name}: status {process.returncode}, {errors}"
+    )
     assert "Traceback" not in errors and "Exception" not in errors, errors
     if process.returncode == 128 + kind:
         said = [line for line in errors.splitlines() if line.startswith("hotloop: error:")]
