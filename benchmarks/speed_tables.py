@@ -45,9 +45,9 @@ microseconds; its generation stands beside a file's command. **H200**, one NVIDI
 """
 WHOLE = """Whole trainings on real data by the command as it is typed, but for paths and seeds. Of several runs the
 mean, and the lowest and the highest; ± is the standard error that a run itself gives. *Updates* is the time of compiled
-calls alone; *in all* that of the whole command with loading, compilation, validation and test, of the first run and
-then of those that found its programs in the cache (of `cnn train` and `estimator` in files until 2026-11-18 without
-loading). Memory is the most that was in use, on a CPU by the whole process. What a peer would take to the same result
+calls alone; *in all* that of the whole command with loading, compilation, validation and test, of the first run, for
+which nothing was compiled before, and then of the others (of `cnn train` and `estimator` in files until 2026-11-18
+without loading). Memory is the most that was in use, on a CPU by the whole process. What a peer would take to the same result
 is not measured: one that computes the same update needs as many, each in its own time of the tables below."""
 TITLES = {
     "cnn": "cnn: ResNets",

@@ -177,7 +177,7 @@ def _value(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def empty_then_full(seconds: Sequence[float]) -> str:
-    """Of whole commands: the first had an empty cache of programs, the others what it had left there."""
+    """Of whole commands: the first had an empty cache of programs, the others what was left there."""
     first, *others = seconds
     return f"{duration(first)}, then {duration(mean(others))}" if others else duration(first)
 
