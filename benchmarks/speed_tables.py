@@ -47,8 +47,8 @@ WHOLE = """Whole trainings on real data by the command as it is typed, but for p
 mean, and the lowest and the highest; ± is the standard error that a run itself gives. *Updates* is the time of compiled
 calls alone; *in all* that of the whole command with loading, compilation, validation and test, of the first run, for
 which nothing was compiled before, and then of the others (of `cnn train` and `estimator` in files until 2026-11-18
-without loading). Memory is the most that was in use, on a CPU by the whole process. What a peer would take to the same result
-is not measured: one that computes the same update needs as many, each in its own time of the tables below."""
+without loading). Memory is the most that was in use, on a CPU by the whole process. What a peer would take to the same
+result is not measured: one that computes the same update needs as many, each in its own time of the tables below."""
 TITLES = {
     "cnn": "cnn: ResNets",
     "estimator": "estimator",

@@ -5,8 +5,9 @@ the run's own: seconds of its updates are those that its logs timed (compiled ca
 what the compiler kept it waiting for, `seconds` are from the start of the process to its last record, with loading,
 validation and the test; the result is its last validation or test, with the standard error where the run gives one, and
 where a case has a target the seconds of updates to the first validation that reached it. The first seed finds no
-compiled program, the others what was kept (where the seed splits the data, too, theirs are other programs). Memory is the most that was in use: of a CPU's whole process, of an accelerator's
-allocator. A run that had a stand-in for its data, or a part of them, ends the program.
+compiled program, the others what was kept (where the seed splits the data, too, theirs are other programs). Memory is
+the most that was in use: of a CPU's whole process, of an accelerator's allocator. A run that had a stand-in for its
+data, or a part of them, ends the program.
 
 A peer's time to the same result is not measured: one that computes the same update (peers/*.py compare them) needs as
 many, and takes its own time for each.
