@@ -215,19 +215,14 @@ def turns(cases: Sequence[Case], options: argparse.Namespace) -> Iterator[tuple[
 
 
 def save(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
-    from common import cpu_family, native_version
+    import common
 
     kept = [{name: value for name, value in row.items() if name != "environment"} for row in rows]
-    document = {
-        "date": time.strftime("%Y-%m-%d"),
-        "environment": rows[0]["environment"],
-        "cpu_family": cpu_family(),
-        "hotloop_native": native_version(),
-        "load_before": max(row["load_before"] for row in rows),
+    about = {
         "command": f"python benchmarks/time_to_result.py --device {options.device} --cases {' '.join(options.cases)}",
-        "results": kept,
+        "load_before": max(row["load_before"] for row in rows),
     }
-    options.save.write_text(json.dumps(document, indent=1) + "\n")
+    common.save(options.save, about, kept, rows[0]["environment"])
 
 
 def show(row: Mapping[str, Any]) -> None:

@@ -146,11 +146,17 @@ def strictly(device: str, exact: bool) -> None:
         torch.backends.cudnn.allow_tf32 = not exact
 
 
-def save(path: Path, peers: dict[str, str], results: list[dict[str, object]]) -> None:
-    """The results as JSON, with the date, this machine, the native package and the peers' versions."""
+def save(
+    path: Path,
+    peers: Mapping[str, object],
+    results: Sequence[Mapping[str, object]],
+    environment: Mapping[str, Any] | None = None,
+) -> None:
+    """The results as JSON, with the date, this machine, the native package and the peers' versions; `environment` is
+    given by programs that leave the device to others."""
     record = {
         "date": time.strftime("%Y-%m-%d"),
-        "environment": describe_environment(),
+        "environment": environment or describe_environment(),
         "cpu_family": cpu_family(),
         "hotloop_native": native_version(),
         **peers,
