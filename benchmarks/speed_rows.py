@@ -117,7 +117,8 @@ def _kernel(source: Source, each: Mapping[str, Any]) -> Row:
 
 
 def _recommender(source: Source, each: Mapping[str, Any]) -> Row:
-    case = f"{USERS[each['shape']]:,} users, size {each['size']}, batch {each['batch_size']}, training"
+    users, how = USERS[each["shape"]], f"size {each['size']}, batch {each['batch_size']}"
+    case = f"made-up ratings of {users:,} users, {how}, training"
     rates = [each[side]["users_per_second"] for side in ("ours", "torch")]
     # Older files have the most that the device gave out, with what an evaluation took.
     memory = each["ours"].get("memory_bytes", each.get("device_memory_bytes"))

@@ -37,8 +37,8 @@ them newer; every file is in the [history](history.md).
 
 Memory is what the timed program needs, with its data where these lie on the device: ours as the compiler counts it
 (arguments, temporaries and outputs), and so that of peers that jax compiles; torch's is the most that it held on the
-card meanwhile, and is not counted on a CPU, nor where CUDA graphs hide it. Files until 2026-11-18 have it of cnn alone,
-and of the recommender on the H200 what the card gave out at most.
+card meanwhile, and is not counted on a CPU, nor where torch.compile makes CUDA graphs. Files until 2026-11-18 have it
+of cnn alone, and of the recommender on the H200 what the card gave out at most.
 
 Machines: **CPU**, two cores of an AMD EPYC, a virtual machine whose neighbours are noisy: read ratios, not
 microseconds; its generation stands beside a file's command. **H200**, one NVIDIA H200 with 16 cores of a Xeon.

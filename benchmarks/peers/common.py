@@ -91,7 +91,8 @@ def torch_bytes(device: str) -> int | None:
 
 
 def torch_peak(run: Callable[[], object], before: int | None) -> int | None:
-    """The most that torch holds on the GPU while `run` runs, less the `torch_bytes` of before; None on a CPU.
+    """The most that torch holds on the GPU while `run` runs, its libraries' workspaces included, less the `torch_bytes`
+    of before; None on a CPU.
 
     A CUDA graph has its memory from the moment it is captured, and its replays take none: there `run` captures.
     """

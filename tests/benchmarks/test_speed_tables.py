@@ -194,7 +194,9 @@ def test_both_sides_memory_is_shown_in_every_form_that_files_have(tmp_path):
     assert " | 5.0 MiB, the peer's 700 KiB | " in line
     (line,) = re.findall(r"^\| vcd update.*$", speed_tables.speed_page(tmp_path), re.MULTILINE)
     assert " | 1.00 GiB, the peer's 2.00 GiB | " in line
-    (line,) = re.findall(r"^\| 20,000 users.*$", speed_tables.speed_page(tmp_path), re.MULTILINE)
+    (line,) = re.findall(
+        r"^\| made-up ratings of 20,000 users.*$", speed_tables.speed_page(tmp_path), re.MULTILINE
+    )
     assert " | 100 MiB | " in line
 
 
