@@ -20,7 +20,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,12 @@ def start(words: str, stderr: int | None = None) -> "subprocess.Popen[str]":
 
 
 def kill(process: "subprocess.Popen[str]") -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    """With all that it started; nothing where it has ended."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout:
+        process.stdout.close()
 
 
 def prepare(bits: str, place: Path, stack: ExitStack, options: argparse.Namespace) -> Ready:
@@ -92,6 +96,7 @@ def prepare(bits: str, place: Path, stack: ExitStack, options: argparse.Namespac
     export = f"export {MODEL} --precision {FORMATS[bits]} --ladder {LADDER}"
     models, device = place / bits, f"--device {options.device}"
     exported = start(f"{export} {device} -o {models} --json")
+    stack.callback(kill, exported)
     said, _ = exported.communicate()
     if exported.returncode:
         raise SystemExit(f"hotloop {export}: status {exported.returncode}")
@@ -103,8 +108,9 @@ def prepare(bits: str, place: Path, stack: ExitStack, options: argparse.Namespac
     ready = next((line for line in server.stdout if line.startswith("ready: ")), None)
     if ready is None:
         raise SystemExit("hotloop serve ended before it was ready")
-    raw = Raw(folder, ALONE_ROWS, options.device)
+    raw = Raw(folder, options.device)
     stack.callback(raw.end)
+    raw.rate(ALONE_ROWS)
     commands = [f"hotloop {export} -o models", "hotloop serve models"]
     seconds = time.perf_counter() - began
     print(f"{bits} bits: exported, served and called by itself after {seconds:.1f} s", flush=True)
@@ -114,8 +120,10 @@ def prepare(bits: str, place: Path, stack: ExitStack, options: argparse.Namespac
 def measure(ready: Ready, options: argparse.Namespace) -> dict[str, Any]:
     """The rounds of one format."""
     words = f"request {ready.url} --batch-size {ROWS} --num-threads {THREADS} --num-images {FOREVER}"
-    clients = Clients([start(f"{words} --json", subprocess.DEVNULL) for _ in range(PROCESSES)])
-    try:
+    with ExitStack() as stack:
+        clients = Clients([start(f"{words} --json", subprocess.DEVNULL) for _ in range(PROCESSES)])
+        for process in clients.processes:
+            stack.callback(kill, process)
         await_all(ready)
         began = time.perf_counter()
         rounds = [
@@ -123,7 +131,6 @@ def measure(ready: Ready, options: argparse.Namespace) -> dict[str, Any]:
             for _ in range(options.rounds)
         ]
         lasted = time.perf_counter() - began
-    finally:
         told = clients.end()
     check_clients(told, lasted)
     command = words.replace(ready.url, "URL").replace(str(FOREVER), "N")
@@ -212,7 +219,10 @@ def main(arguments: list[str]) -> None:
 
     load, began = load_before(), time.perf_counter()
     rows: list[dict[str, Any]] = []
-    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+    # A limit's SIGTERM, too, ends what was started; the pool's threads end when what they wait for has.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with ThreadPoolExecutor() as pool, ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, before)
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotloop-serving-")))
         futures = [pool.submit(prepare, bits, place, stack, options) for bits in options.formats]
         for ready in [future.result() for future in futures]:

@@ -312,6 +312,7 @@ def measure_peers(
         add(serve_peer("FastAPI, torch, no batches", "fastapi-torch", place, images))
         raw = Raw(folder)
         stack.callback(raw.end)
+        raw.rate(1)  # it is ready then
         compare(sides)
         shares = take_turns(sides, raw, options.rounds, options.seconds)
     print("\n".join(tabulate(sides)))

@@ -17,8 +17,7 @@ SECONDS = 0.35
 class Raw:
     """The process; between two questions it waits for its input, and takes no time."""
 
-    def __init__(self, folder: Path, rows: int = 1, device: str = "auto"):
-        """Ready for calls with so many rows."""
+    def __init__(self, folder: Path, device: str = "auto"):
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(folder), device],
             stdin=subprocess.PIPE,
@@ -26,10 +25,9 @@ class Raw:
             text=True,
             start_new_session=True,
         )
-        self.rate(rows)
 
     def rate(self, rows: int) -> float:
-        """Rows a second in calls of so many: compiled for that number, one call after the other."""
+        """Rows a second in calls of so many, one after the other; the first of a number compiles, and is not timed."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{rows}\n")
         self.process.stdin.flush()
