@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from peers.serving_client import Outcome, Target, ask, load
+from peers.serving_raw import Raw
 from peers.serving_servers import WEIGHTS, write_weights
 
 HERE = Path(__file__).parent
@@ -192,41 +193,6 @@ def read_stats(side: Side) -> dict[str, Any]:
     return found
 
 
-class Raw:
-    """The exported program called in a process by itself, without a server."""
-
-    def __init__(self, folder: Path):
-        self.process = start([__file__, "--raw", str(folder)])
-        self.rate(1)  # it waits for its input meanwhile, and takes no time then
-
-    def rate(self, rows: int) -> float:
-        """Rows a second in calls of so many: compiled for that number, one call after the other."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{rows}\n")
-        self.process.stdin.flush()
-        return rows / float(self.process.stdout.readline())
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def run_raw(folder: Path) -> None:
-    """Number of rows on standard input -> seconds of a call, the median over a third of a second."""
-    from hotloop.serve.artefact import Artefact
-
-    call = Artefact.open(folder).load()
-    for line in sys.stdin:
-        images = np.random.default_rng(0).integers(0, 256, (int(line), SIDE, SIDE, 3), np.uint8)
-        call({"image": images})
-        times: list[float] = []
-        while sum(times) < 0.35:
-            began = time.perf_counter()
-            call({"image": images})
-            times.append(time.perf_counter() - began)
-        print(statistics.median(times), flush=True)
-
-
 def take_turns(sides: Sequence[Side], raw: Raw, rounds: int, seconds: float) -> list[dict[str, float]]:
     """Every side with every number of clients, round by round; and our shares of the raw program, with most clients."""
     shares = []
@@ -346,6 +312,7 @@ def measure_peers(
         add(serve_peer("FastAPI, torch, no batches", "fastapi-torch", place, images))
         raw = Raw(folder)
         stack.callback(raw.end)
+        raw.rate(1)  # it is ready then
         compare(sides)
         shares = take_turns(sides, raw, options.rounds, options.seconds)
     print("\n".join(tabulate(sides)))
@@ -364,11 +331,7 @@ def main() -> None:
     parser.add_argument("--parts", default="peers,forms,start", help="what to measure")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--place", type=Path, help="folder for the exported models, which the next run finds")
-    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.raw:
-        run_raw(options.raw)
-        return
     with ExitStack() as stack:
         place = options.place or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder = export(MODEL, "cifar10", 64, place / "models")

@@ -5,11 +5,14 @@ but medians over rounds where a file has the rounds and not the median. speed_ta
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from speed_sources import Source, age, family_of, read_source
 
 FAMILIES = ("cnn", "estimator", "vcd", "recommender", "kernels", "hmc", "serving")
 NAMES = {
@@ -18,32 +21,11 @@ NAMES = {
     "resnet50-infer": "ResNet-50 at 224 x 224, inference",
     "cifar": "the CIFAR-10 CNN by the Estimator, training",
 }
+PEERS = {"keras": "Keras on JAX", "nnx": "flax.nnx by hand", "by hand": "the same loop by hand"}
 EPOCHS = {"resnet8": 50_000, "resnet50": 1_281_167, "cifar": 50_000, "vcd": 50_000}
 """Samples of an epoch; of the recommender's shapes the users, as benchmarks/peers/netflix_shape.py draws them."""
 MOVIELENS_USERS = 943
 USERS = {"3m": 311_315, "full": 477_412, "small": 20_000}
-LATER = frozenset(
-    f"2026-11-15_cnn_h200_{name}.json" for name in ("b256_ordered", "b512_ordered", "infer_folded")
-)
-"""Files that were made after others of the same day; else the later name of a day is taken for the later file."""
-COMMANDS = {
-    "estimator_h200": "hotloop estimator --recipe RECIPE --seed SEED --evaluate-every 5",
-    "vcd_h200": "hotloop vcd train --data MNIST_FOLDER --method METHOD --log-every 10000",
-    "peers_cpu": "hotloop bench peers --rounds 5 --seconds 1",
-}
-"""Of files that do not say it, by the end of their names; docs/results.md has them too."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file of results: when, where and by what it was made."""
-
-    file: str
-    date: str
-    commit: str
-    machine: str
-    command: str
-    native: str | None
 
 
 @dataclass(frozen=True)
@@ -63,45 +45,14 @@ class Row:
     samples: int | None = None  # of an epoch, where `unit` is samples a second
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What is measured where: all its rows are of one file, so that ours is one number."""
-        return self.family, self.case, self.source.machine
+    def key(self) -> tuple[str, str, str, str | None]:
+        """What is measured where, and beside whom."""
+        return self.family, self.case, self.source.machine, self.peer
 
     @property
     def epoch_seconds(self) -> float | None:
         """How long all samples take at this rate."""
         return self.samples / self.ours if self.samples else None
-
-
-def read_source(path: Path, document: Mapping[str, Any]) -> Source:
-    """What the file says of itself; files differ in where they say it."""
-    family = family_of(path)
-    environment = document.get("environment", {})
-    told = json.dumps([environment, *(document.get(name) for name in ("device", "machine", "source"))])
-    machine = "H200" if "H200" in told else "CPU"
-    commit = str(environment.get("commit") or document.get("commit") or "not recorded")
-    commit = commit[:7] if len(commit) == 40 else commit
-    said = document.get("command") or document.get("source", "").removeprefix("H200, ")
-    command = COMMANDS.get(path.stem[11:]) or said or program_of(family, machine)
-    date, dirty = path.name[:10], "+" if environment.get("dirty") else ""
-    native = document.get("hotloop_native")
-    return Source(path.name, date, commit + dirty, machine, command, native)
-
-
-def program_of(family: str, machine: str) -> str:
-    """The program that compares a family with its peers, or the one of this name."""
-    here = Path(__file__).parent
-    places = (f"peers/{family}.py", f"{family}_peers.py", f"{family}.py")
-    place = next((place for place in places if (here / place).is_file()), None)
-    if place is None:
-        return "not recorded"
-    return f"python benchmarks/{place}" + (" --device gpu" if machine == "H200" else "")
-
-
-def family_of(path: Path) -> str:
-    """By the file's name; LSTMs and the persistent recurrences are kernels."""
-    word = path.stem.split("_")[1]
-    return {"lstm": "kernels", "persistent": "kernels", "speedrun": "cnn"}.get(word, word)
 
 
 def rows_of(path: Path) -> Iterator[Row]:
@@ -110,7 +61,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     source, results = read_source(path, document), document.get("results", [])
     if isinstance(results, dict) and "sides" in results.get("peers", {}):
         yield from _serving(source, results["peers"]["sides"])
-    elif path.stem.endswith("_vcd_h200"):
+    elif family_of(path) == "vcd" and "runs" in document:
         yield from _whole_vcd(source, document["runs"])
     elif isinstance(results, list) and all(isinstance(each, dict) for each in results):
         own = {_case(each): each for each in results if each.get("side") == "ours"}
@@ -118,6 +69,8 @@ def rows_of(path: Path) -> Iterator[Row]:
             family = each.get("family", family_of(path))
             if "time" in each:
                 yield from _ranking(source, each["time"])
+            elif "served" in each:
+                yield _served(source, each)
             elif {"ours_us", "dtype"} <= each.keys():
                 yield _kernel(source, each)
             elif "shape" in each:
@@ -129,14 +82,11 @@ def rows_of(path: Path) -> Iterator[Row]:
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """Of each key the rows of its newest file; of a peer that a file has twice the last. Families in their order."""
-    kept: dict[Any, dict[str | None, Row]] = {}
-    for row in sorted(rows, key=lambda row: (row.source.date, row.source.file in LATER, row.source.file)):
-        before = kept.pop(row.key, {})
-        same = all(other.source == row.source for other in before.values())
-        kept[row.key] = {**(before if same else {}), row.peer: row}
-    found = [row for by_peer in kept.values() for row in by_peer.values()]
-    return [row for family in FAMILIES for row in found if row.family == family]
+    """Of each case beside each peer the row of the newest file, and the last that this has; families in their order."""
+    kept: dict[Any, Row] = {}
+    for row in sorted(rows, key=lambda row: age(row.source)):
+        kept[row.key] = row
+    return [row for family in FAMILIES for row in kept.values() if row.family == family]
 
 
 def _case(each: Mapping[str, Any]) -> Any:
@@ -148,17 +98,34 @@ def _ratio(each: Mapping[str, Any], name: str = "ratio") -> tuple[float, float, 
 
 
 def _kernel(source: Source, each: Mapping[str, Any]) -> Row:
-    case, times = f"{each['case']}, {each['dtype']}", (each["ours_us"], each["torch_us"])
-    return Row(source, "kernels", case, "us", times[0], "torch", times[1], _ratio(each))
+    name, times = each["case"], (each["ours_us"], each["torch_us"])
+    if not name.endswith((" inference", " training")):  # as an older file calls it
+        name += " inference"
+    case, needed = f"{name}, {each['dtype']}", each.get("memory_bytes", {})
+    return Row(
+        source,
+        "kernels",
+        case,
+        "us",
+        times[0],
+        "torch",
+        times[1],
+        _ratio(each),
+        needed.get("ours"),
+        needed.get("torch"),
+    )
 
 
 def _recommender(source: Source, each: Mapping[str, Any]) -> Row:
-    case = f"{USERS[each['shape']]:,} users, size {each['size']}, batch {each['batch_size']}, training"
-    rates = (each[side]["users_per_second"] for side in ("ours", "torch"))
-    memory = {"memory": each.get("device_memory_bytes"), "samples": USERS[each["shape"]]}
+    users, how = USERS[each["shape"]], f"size {each['size']}, batch {each['batch_size']}"
+    case = f"made-up ratings of {users:,} users, {how}, training"
+    rates = [each[side]["users_per_second"] for side in ("ours", "torch")]
+    # Older files have the most that the device gave out, with what an evaluation took.
+    memory = each["ours"].get("memory_bytes", each.get("device_memory_bytes"))
     return Row(
-        source, "recommender", case, "users/s", next(rates), "torch", next(rates), _ratio(each), **memory
-    )
+        source, "recommender", case, "users/s", rates[0], "torch", rates[1], _ratio(each),
+        memory, each["torch"].get("memory_bytes"), USERS[each["shape"]],
+    )  # fmt: skip
 
 
 def _ranking(source: Source, time: Mapping[str, Any]) -> Iterator[Row]:
@@ -184,8 +151,9 @@ def _side(source: Source, family: str, ours: Mapping[str, Any], each: Mapping[st
         kind, batch = each["case"].rsplit("-b", 1)
         case = f"{NAMES.get(kind, kind)}, batch {batch}"
         rates = tuple(one["images_per_second"] for one in (ours, each))
+    peer = PEERS.get(each["side"], each["side"])
     return Row(
-        source, family, case, "images/s", rates[0], each["side"], rates[1], _ratio(each),
+        source, family, case, "images/s", rates[0], peer, rates[1], _ratio(each),
         ours.get("memory_bytes"), each.get("memory_bytes"), EPOCHS.get(kind),
     )  # fmt: skip
 
@@ -193,11 +161,14 @@ def _side(source: Source, family: str, ours: Mapping[str, Any], each: Mapping[st
 def _sampler(source: Source, ours: Mapping[str, Any], each: Mapping[str, Any]) -> Iterator[Row]:
     """A peer of hmc: effective draws a second of the draws alone, and with the time to adapt before them."""
     for over, figure, ratio in (
-        ("the draws", "ess_per_second", "ratio"),
-        ("adaptation and draws", "total_ess_per_second", "total_ratio"),
+        ("draws alone", "ess_per_second", "ratio"),
+        ("draws and adaptation", "total_ess_per_second", "total_ratio"),
     ):
-        case, rates = f"{each['case']}, {over}", (ours[figure], each[figure])
-        yield Row(source, "hmc", case, "ESS/s", rates[0], each["side"], rates[1], _ratio(each, ratio))
+        name, rates = re.sub(r"\b1 chains", "1 chain", each["case"]), (ours[figure], each[figure])
+        yield Row(
+            source, "hmc", f"{name}, {over}", "ESS/s", rates[0], each["side"], rates[1], _ratio(each, ratio),
+            ours.get("memory_bytes"), each.get("memory_bytes"),
+        )  # fmt: skip
 
 
 def _whole_vcd(source: Source, runs: Mapping[str, Any]) -> Iterator[Row]:
@@ -218,3 +189,13 @@ def _serving(source: Source, sides: Mapping[str, Any]) -> Iterator[Row]:
             ratio = median(ratios), min(ratios), max(ratios)
             case = f"{own}, cifar_resnet8, clients: {clients}"
             yield Row(source, "serving", case, "requests/s", median(rates[0]), peer, median(rates[1]), ratio)
+
+
+def _served(source: Source, each: Mapping[str, Any]) -> Row:
+    """Of benchmarks/serving_load.py: images a second by clients' requests, beside the program called by itself."""
+    served, alone, share = each["served"], each["alone"], each["share"]
+    ratio = share["median"], share["low"], share["high"]
+    how = f"{each['clients']} clients, {each['rows']} images a request"
+    case = f"hotloop serve, {each['model']}, {each['bits']} bits, {how}"
+    peer = f"no server: its program, {each['alone_rows']} images a call"
+    return Row(source, "serving", case, "images/s", served["median"], peer, alone["median"], ratio)

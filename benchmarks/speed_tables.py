@@ -6,13 +6,15 @@ program makes. The newest row of a case on a machine beside a peer is shown (spe
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from speed_cells import LINK, duration, figure, gibibytes, made, table, whole_runs
-from speed_rows import FAMILIES, Row, newest, read_source, rows_of
+import speed_whole
+from speed_cells import LINK, duration, figure, gibibytes, made, natural, table
+from speed_rows import FAMILIES, Row, newest, rows_of
+from speed_sources import Source, read_source
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -20,7 +22,7 @@ HEAD = """# Speed tables
 
 Every family's speed, time for an epoch, time to a result and memory, on a CPU and on one H200, with other programs
 beside it. **Made by one command** from the raw files in [benchmarks/results](../benchmarks/results), of which the
-newest of each case counts:
+newest of each case beside each peer counts, and of one day's those of a quiet machine before others:
 
 ```
 python benchmarks/speed_tables.py
@@ -29,16 +31,24 @@ python benchmarks/speed_tables.py
 A ratio is ours over the peer's in the same round, so more than 1 is better for us; behind it the lowest and the
 highest round. Compilation and warm-up are in none of it. An epoch is computed: its samples over our rate (CIFAR-10
 50,000, ImageNet 1,281,167, binarised MNIST 50,000; of ratings the users). ESS is the smallest effective number of
-draws of all numbers of a position. Memory is what the timed program needs on the device, ours, then the peer's, where
-it was counted. A commit with + had changes that were not yet committed. What was done, what was thrown away and what
-was missed is told in [results](results.md), which also has figures without a raw file; every file is in the
-[history](history.md).
+draws of all numbers of a position. A commit with + had changes that were not yet committed. What was done, what was
+thrown away and what was missed is told in [results](results.md), which also has figures without a raw file, some of
+them newer; every file is in the [history](history.md).
 
-Machines: **CPU**, two cores of an AMD EPYC (Zen 5 where the file's name says so, else Zen 3 or 4), a virtual machine
-whose neighbours are noisy: read ratios, not microseconds; **H200**, one NVIDIA H200 with 16 cores of a Xeon.
+Memory is what the timed program needs, with its data where these lie on the device: ours as the compiler counts it
+(arguments, temporaries and outputs), and so that of peers that jax compiles; torch's is the most that it held on the
+card meanwhile, and is not counted on a CPU, nor where torch.compile makes CUDA graphs. Files until 2026-11-18 have it
+of cnn alone, and of the recommender on the H200 what the card gave out at most.
+
+Machines: **CPU**, two cores of an AMD EPYC, a virtual machine whose neighbours are noisy: read ratios, not
+microseconds; its generation stands beside a file's command. **H200**, one NVIDIA H200 with 16 cores of a Xeon.
 """
-WHOLE = """Whole trainings on real data. Of several runs the mean, and the lowest and the highest. The time is that of
-compiled calls alone, but for those by `hotloop cnn train`, which have compilation and validation in it."""
+WHOLE = """Whole trainings on real data by the command as it is typed, but for paths and seeds. Of several runs the
+mean, and the lowest and the highest; ± is the standard error that a run itself gives. *Updates* is the time of compiled
+calls alone; *in all* that of the whole command with loading, compilation, validation and test, of the first run, for
+which nothing was compiled before, and then of the others (of `cnn train` and `estimator` in files until 2026-11-18
+without loading). Memory is the most that was in use, on a CPU by the whole process. What a peer would take to the same
+result is not measured: one that computes the same update needs as many, each in its own time of the tables below."""
 TITLES = {
     "cnn": "cnn: ResNets",
     "estimator": "estimator",
@@ -49,7 +59,7 @@ TITLES = {
     "serving": "Serving",
 }
 GUIDES = {family: f"{family}.md" for family in FAMILIES}
-COLUMNS = ("what", "machine", "ours", "an epoch", "peer", "its", "ratio (range)", "memory", "made")
+COLUMNS = ("what", "machine", "ours", "an epoch", "peer", "the peer's", "ratio (range)", "memory", "made")
 HISTORY = """# History of results
 
 Every raw file, newest first: what [results](results.md) tells and the [speed tables](speed.md) show comes from these,
@@ -69,29 +79,39 @@ def cells(row: Row) -> Sequence[str]:
         said = f"**{ratio:.2f}**" if ratio >= 1 else f"{ratio:.2f}"
         beside = (row.peer, f"{figure(row.theirs)} {row.unit}", f"{said} ({low:.2f} to {high:.2f})")
     epoch = "" if row.epoch_seconds is None else duration(row.epoch_seconds)
-    memory = ", ".join(filter(None, (gibibytes(row.memory), gibibytes(row.their_memory))))
+    memory = ", ".join(
+        filter(
+            None, (gibibytes(row.memory), row.their_memory and f"the peer's {gibibytes(row.their_memory)}")
+        )
+    )
     ours = f"{figure(row.ours)} {row.unit}"
     return (row.case, row.source.machine, ours, epoch, *beside, memory, made(row.source))
 
 
-def family_section(family: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Its table, without columns that are empty, and the commands of its files."""
-    yield from (f"## {TITLES[family]}", "", f"What it is: [{GUIDES[family]}]({GUIDES[family]}).", "")
-    lines = [cells(row) for row in sorted(rows, key=lambda row: row.source.machine)]
-    used = [place for place in range(len(COLUMNS)) if any(line[place] for line in lines)]
-    yield from table([COLUMNS[place] for place in used], [[line[place] for place in used] for line in lines])
+def commands(sources: Iterable[Source]) -> Iterator[str]:
+    """What each file was made by, and on what."""
     yield from ("Commands, in the order of the files:", "")
-    for source in sorted({row.source for row in rows}, key=lambda source: source.file):
+    for source in sorted(set(sources), key=lambda source: source.file):
         native = f"; with hotloop-native {source.native}" if source.native else ""
-        yield f"- [{source.file}]({LINK}/{source.file}), commit {source.commit}: `{source.command}`{native}"
+        about = ", ".join(filter(None, (f"commit {source.commit}", source.processor)))
+        yield f"- [{source.file}]({LINK}/{source.file}), {about}: `{source.command}`{native}"
     yield ""
+
+
+def family_section(family: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Its table and the commands of its files."""
+    yield from (f"## {TITLES[family]}", "", f"What it is: [{GUIDES[family]}]({GUIDES[family]}).", "")
+    ordered = sorted(rows, key=lambda row: (row.source.machine, natural(row.case)))
+    yield from table(COLUMNS, map(cells, ordered))
+    yield from commands(row.source for row in rows)
 
 
 def speed_page(folder: Path) -> str:
     """docs/speed.md."""
     rows = newest(row for path in sorted(folder.glob("*.json")) for row in rows_of(path))
-    lines = [HEAD, "## Time to a result", "", WHOLE, ""]
-    lines += table(("what", "machine", "result", "time", "rate", "made"), whole_runs(folder))
+    lines, whole = [HEAD, "## Time to a result", "", WHOLE, ""], speed_whole.whole_runs(folder)
+    lines += table((*speed_whole.COLUMNS, "made"), ((*run.cells, made(run.source)) for run in whole))
+    lines += commands(run.source for run in whole)
     for family in FAMILIES:
         if own := [row for row in rows if row.family == family]:
             lines += family_section(family, own)
@@ -102,12 +122,11 @@ def history_page(folder: Path) -> str:
     """docs/history.md."""
     lines = []
     for path in sorted(folder.glob("*.json*"), key=lambda path: (path.name[:10], path.name), reverse=True):
+        # A file of lines says nothing of itself.
+        source = read_source(path, json.loads(path.read_text()) if path.suffix == ".json" else {})
         link = f"[{path.name[11:]}]({LINK}/{path.name})"
-        if path.suffix == ".jsonl":
-            lines.append(f"| {path.name[:10]} | {link} | | | in [results](results.md) |")
-            continue
-        source = read_source(path, json.loads(path.read_text()))
-        lines.append(f"| {source.date} | {link} | {source.machine} | {source.commit} | `{source.command}` |")
+        machine = ", ".join(filter(None, (source.machine, source.processor)))
+        lines.append(f"| {source.date} | {link} | {machine} | {source.commit} | `{source.command}` |")
     return HISTORY + "\n".join(lines) + "\n"
 
 

@@ -31,7 +31,17 @@ import cnn_checks
 import jax
 import torch
 from cnn_checks import Case
-from common import count_native_calls, load_before, ratios, save, seconds, take_turns
+from common import (
+    count_native_calls,
+    load_before,
+    program_bytes,
+    ratios,
+    save,
+    seconds,
+    take_turns,
+    torch_bytes,
+    torch_peak,
+)
 
 from hotloop.engine import measure
 from hotloop.engine.device import setup
@@ -74,18 +84,12 @@ class Side:
 def ours(case: Case, state: model.State) -> Side:
     run, program = our_updates(case, state) if case.train else our_batches(case, state)
     run(case.per_call)
-    need = program.compiled.memory_analysis()
-    bytes_needed = (
-        need.argument_size_in_bytes
-        + need.output_size_in_bytes
-        - need.alias_size_in_bytes
-        + need.temp_size_in_bytes
-    )
+    needed = program_bytes(program.compiled)
     device = jax.devices()[0]
     peak = None if device.platform == "cpu" else peak_memory()
     compiling = program.lower_seconds + program.compile_seconds
     calls = count_native_calls(program.compiled.as_text())
-    return Side(run, case.per_call, compiling, bytes_needed, peak, calls)
+    return Side(run, case.per_call, compiling, needed, peak, calls)
 
 
 def our_updates(case: Case, state: model.State) -> tuple[Callable[[int], None], Any]:
@@ -115,8 +119,7 @@ def our_batches(case: Case, state: model.State) -> tuple[Callable[[int], None], 
 
 def torchs(case: Case, state: model.State, device: str, form: str) -> Side:
     """Torch's side, ready; its memory is counted apart from whatever torch held before."""
-    counted, compiled = device == "cuda", form == COMPILED
-    before = torch.cuda.memory_allocated() if counted else 0
+    before, compiled = torch_bytes(device), form == COMPILED
     trainer = cnn_checks.peer(case, state, device)
     if form == FOLDED:
         trainer.fold_norms()
@@ -125,11 +128,8 @@ def torchs(case: Case, state: model.State, device: str, form: str) -> Side:
     run = trainer.update if case.train else trainer.infer
     first = seconds(partial(run, 1))
     run(2)
-    if counted:
-        torch.cuda.reset_peak_memory_stats()
-        run(2)
-    memory = torch.cuda.max_memory_allocated() - before if counted else None
-    return Side(run, 2 if counted else 1, first if compiled else 0.0, memory)
+    memory = torch_peak(partial(run, 2), before)
+    return Side(run, 2 if device == "cuda" else 1, first if compiled else 0.0, memory)
 
 
 def sides(case: Case, device: str, with_compile: bool) -> Iterator[tuple[str, Side]]:

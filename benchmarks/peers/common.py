@@ -1,7 +1,9 @@
-"""What the comparisons with other programs share: how long a turn lasts, and what is said of the rounds.
+"""What the comparisons with other programs share: how long a turn lasts, what is said of the rounds, and memory.
 
 Both sides run in turn, so that a busy moment of the machine meets both; a round's ratio is their time over ours, so
-more is better for us. It must not know what is compared.
+more is better for us. Memory is what the timed program needs: of ours, and of any other that jax compiles, as the
+compiler counts it; of torch the most that it holds on a GPU meanwhile, and nothing on a CPU, where it does not count.
+It must not know what is compared.
 """
 
 import json
@@ -11,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from hotloop.bench.peers import QUIET, measure_load
 from hotloop.engine.device import describe_environment
+from hotloop.machine import search_file
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -61,12 +65,63 @@ def count_native_calls(program: str) -> int:
     return program.count('custom_call_target="hotloop_')
 
 
+def program_bytes(*compiled: Any) -> int:
+    """Bytes that a compiled program needs, or the neediest of several that run one after the other: arguments,
+    temporaries and outputs, those in an argument's place once. What a native call takes for itself is not in it."""
+
+    def of_one(program: Any) -> int:
+        need = program.memory_analysis()
+        return int(
+            need.argument_size_in_bytes
+            + need.output_size_in_bytes
+            - need.alias_size_in_bytes
+            + need.temp_size_in_bytes
+        )
+
+    return max(map(of_one, compiled))
+
+
+def torch_bytes(device: str) -> int | None:
+    """What torch holds on the GPU now; None on a CPU, where it does not count."""
+    if device != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.memory_allocated())
+
+
+def torch_peak(run: Callable[[], object], before: int | None) -> int | None:
+    """The most that torch holds on the GPU while `run` runs, its libraries' workspaces included, less the `torch_bytes`
+    of before; None on a CPU.
+
+    A CUDA graph has its memory from the moment it is captured, and its replays take none: there `run` captures.
+    """
+    if before is None:
+        return None
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return int(torch.cuda.max_memory_allocated()) - before
+
+
+def mebibytes(count: int | None) -> str:
+    """For a table; empty where they were not counted."""
+    return "" if count is None else f"{count / 2**20:,.1f}"
+
+
 def native_version() -> str | None:
     """Of hotloop-native where it is installed."""
     try:
         return version("hotloop-native")
     except PackageNotFoundError:
         return None
+
+
+def cpu_family() -> int | None:
+    """The processor's, which tells generations of one name apart: of AMD's EPYC 25 is Zen 3 or 4, 26 is Zen 5."""
+    found = search_file(r"(?m)^cpu family\s*:\s*(\d+)$", "/proc/cpuinfo")
+    return int(found) if found else None
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
@@ -92,11 +147,18 @@ def strictly(device: str, exact: bool) -> None:
         torch.backends.cudnn.allow_tf32 = not exact
 
 
-def save(path: Path, peers: dict[str, str], results: list[dict[str, object]]) -> None:
-    """The results as JSON, with the date, this machine, the native package and the peers' versions."""
+def save(
+    path: Path,
+    peers: Mapping[str, object],
+    results: Sequence[Mapping[str, object]],
+    environment: Mapping[str, Any] | None = None,
+) -> None:
+    """The results as JSON, with the date, this machine, the native package and the peers' versions; `environment` is
+    given by programs that leave the device to others."""
     record = {
         "date": time.strftime("%Y-%m-%d"),
-        "environment": describe_environment(),
+        "environment": environment or describe_environment(),
+        "cpu_family": cpu_family(),
         "hotloop_native": native_version(),
         **peers,
         "results": results,

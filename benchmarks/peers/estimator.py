@@ -31,7 +31,17 @@ import estimator_checks
 import estimator_torch
 import numpy as np
 import torch
-from common import count_native_calls, load_before, ratios, save, seconds
+from common import (
+    count_native_calls,
+    load_before,
+    mebibytes,
+    program_bytes,
+    ratios,
+    save,
+    seconds,
+    torch_bytes,
+    torch_peak,
+)
 from estimator_ours import ByEstimator, ByHand, Weights
 
 from hotloop.engine.device import setup
@@ -65,6 +75,7 @@ class Side:
     least: int
     compile_seconds: float | None = None
     native_calls: int | None = None
+    memory: int | None = None  # bytes, with the images where these lie on the device; None: not counted
 
 
 def ours(case: Case, data: tuple[np.ndarray, np.ndarray], weights: Weights, folder: Path) -> dict[str, Side]:
@@ -75,13 +86,17 @@ def ours(case: Case, data: tuple[np.ndarray, np.ndarray], weights: Weights, fold
     compiled = estimator.estimator.last_run
     return {
         "ours": Side(
-            estimator.update, case.per_call, compiled["lower_seconds"] + compiled["compile_seconds"]
+            estimator.update,
+            case.per_call,
+            compiled["lower_seconds"] + compiled["compile_seconds"],
+            memory=program_bytes(estimator.program.compiled),
         ),
         "by hand": Side(
             _timed(by_hand.update),
             case.per_call,
             by_hand.program.lower_seconds + by_hand.program.compile_seconds,
             count_native_calls(by_hand.program.compiled.as_text()),
+            program_bytes(by_hand.program.compiled),
         ),
     }
 
@@ -103,6 +118,7 @@ def torchs(
         {"torch compile": "default", "torch graphs": "reduce-overhead"} if device == "cuda" else {}
     )
     for name, mode in modes.items():
+        before = torch_bytes(device)
         network = estimator_torch.Network()
         estimator_torch.load(network, weights)
         trainer = estimator_torch.Trainer(network, *data, case.batch, RATE, device)
@@ -115,7 +131,10 @@ def torchs(
                 raise
             print(f"{name} failed: {type(error).__name__}: {str(error)[:500]}")
             continue
-        yield name, Side(_timed(trainer.update), 10, first if mode else None)
+        memory = None
+        if mode != "reduce-overhead":  # its graphs keep their memory to themselves
+            memory = torch_peak(partial(trainer.update, 2), before)
+        yield name, Side(_timed(trainer.update), 10, first if mode else None, memory=memory)
 
 
 def _timed(update: Callable[[int], object]) -> Callable[[int], float]:
@@ -184,6 +203,7 @@ def compared(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             "rounds": options.rounds,
             "updates_a_round": lengths[name],
             "compile_seconds": side.compile_seconds,
+            "memory_bytes": side.memory,
             "native_calls": side.native_calls,
             "floor": case.floors.get(name),
         }
@@ -197,7 +217,7 @@ def show(row: dict[str, Any]) -> None:
     compiled = "" if row["compile_seconds"] is None else f"{row['compile_seconds']:.1f}"
     print(
         f"{row['case']:12} {row['side']:14} {row['images_per_second']:11,.1f} {row['milliseconds']:9.3f} "
-        f"{row['ratio']:7.3f} {spread:>18} {compiled:>8} {row['floor'] or '':>6}"
+        f"{row['ratio']:7.3f} {spread:>18} {compiled:>8} {mebibytes(row['memory_bytes']):>7} {row['floor'] or '':>6}"
         f"{'  MISSED' if row['missed'] else ''}",
         flush=True,
     )
@@ -205,7 +225,8 @@ def show(row: dict[str, Any]) -> None:
 
 def header() -> None:
     print(
-        f"{'case':12} {'side':14} {'images/s':>11} {'ms':>9} {'ratio':>7} {'range':>18} {'compile':>8} {'floor':>6}"
+        f"{'case':12} {'side':14} {'images/s':>11} {'ms':>9} {'ratio':>7} {'range':>18} {'compile':>8} {'MiB':>7} "
+        f"{'floor':>6}"
     )
 
 

@@ -70,6 +70,11 @@ class ByEstimator:
     def input_fn(self) -> Arrays:
         return Arrays(self.images, self.labels)
 
+    @property
+    def program(self) -> Program:
+        """The one that it trains with, after the first `train`."""
+        return next(kept for key, kept in self.estimator._kept.items() if key[0] == "program")
+
     def train(self, updates: int) -> Stamps:
         stamps = Stamps()
         self.estimator.train(self.input_fn, steps=updates, hooks=[stamps])

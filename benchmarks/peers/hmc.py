@@ -103,7 +103,7 @@ def compare(name: str, lengths: Lengths, options: argparse.Namespace) -> list[di
     """One density with one number of chains: checked, then timed in turns."""
     target = TARGETS[name]()
     all_sides = sides(target, lengths, options.skip)
-    first = {side: run(1) for side, run in all_sides.items()}
+    first = {name: side.run(1) for name, side in all_sides.items()}
     apart = {side: disagreement(run, first["ours"], target.exact) for side, run in first.items()}
     if not apart["ours"] <= STANDARD_ERRORS:
         raise SystemExit(f"{name}: a moment of ours is {apart['ours']:.1f} standard errors off: not timed")
@@ -114,9 +114,15 @@ def compare(name: str, lengths: Lengths, options: argparse.Namespace) -> list[di
         del all_sides[side]
     turns = {side: [measure(first[side])] for side in all_sides}
     for turn in range(options.rounds - 1):
-        for side, run in all_sides.items():
-            turns[side].append(measure(run(2 + turn)))
-    return [result(name, lengths, side, turns, apart[side], first[side].divergences) for side in all_sides]
+        for side, sampler in all_sides.items():
+            turns[side].append(measure(sampler.run(2 + turn)))
+    return [
+        {
+            **result(name, lengths, side, turns, apart[side], first[side].divergences),
+            "memory_bytes": sampler.memory,
+        }
+        for side, sampler in all_sides.items()
+    ]
 
 
 def measure(run: Run) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from common import program_bytes
 from hmc_targets import Target
 
 from hotloop import hmc
@@ -34,7 +35,11 @@ class Lengths(NamedTuple):
     samples: int
 
 
-Side = Callable[[int], Run]
+class Side(NamedTuple):
+    """A sampler: one run of a seed, and the bytes that the neediest of its compiled programs needs."""
+
+    run: Callable[[int], Run]
+    memory: int
 
 
 def ours(target: Target, lengths: Lengths) -> tuple[Side, hmc.Result]:
@@ -47,7 +52,8 @@ def ours(target: Target, lengths: Lengths) -> tuple[Side, hmc.Result]:
         result = sampler.run(jax.random.key(seed))
         return Run(result.seconds.warmup, result.seconds.sampling, named(result.samples), result.divergences)
 
-    return run, sampler.run(jax.random.key(0))
+    memory = program_bytes(sampler._warm, sampler._draw, sampler._arranged)
+    return Side(run, memory), sampler.run(jax.random.key(0))
 
 
 def named(samples: Any) -> dict[str, np.ndarray]:
@@ -103,7 +109,7 @@ def blackjax_side(target: Target, lengths: Lengths, leapfrogs: int | None) -> Si
         )
         return Run(warmup, sampling, named(samples), int(diverged.sum()))
 
-    return run
+    return Side(run, program_bytes(compiled_warm, compiled_draw))
 
 
 def numpyro_side(target: Target, lengths: Lengths, trajectory: float | None) -> Side:
@@ -145,4 +151,4 @@ def numpyro_side(target: Target, lengths: Lengths, trajectory: float | None) -> 
         sampling, (samples, diverged) = timed(lambda: compiled_draw(warmed))
         return Run(warmup, sampling, named(samples), int(diverged.sum()))
 
-    return run
+    return Side(run, program_bytes(compiled_warm, compiled_draw))

@@ -28,6 +28,7 @@ from common import (
     enough,
     load_before,
     native_version,
+    program_bytes,
     ratios,
     rounds_within,
     save,
@@ -208,7 +209,8 @@ def compare(case: Case, device: jax.Device, options: argparse.Namespace) -> dict
         job = replace(job, config=replace(job.config, batches_per_step=FEWEST))
     trial, dtype = prepare(job), job.dtype
     checked = check(trial)
-    model, torch_run = torch_iterations(job.config, dtype, "cuda" if device.platform == "gpu" else "cpu")
+    side = "cuda" if device.platform == "gpu" else "cpu"
+    model, torch_run, torch_memory = torch_iterations(job.config, dtype, side)
     difference = None if job.config.train else agree(trial, model, 1e-4 if dtype == "float32" else 2e-2)
     bench = of_length(trial, options.seconds)
     length, iterations = bench.job.config.batches_per_step, enough(torch_run, options.seconds)
@@ -228,6 +230,7 @@ def compare(case: Case, device: jax.Device, options: argparse.Namespace) -> dict
         "floor": case.floor,
         "rounds": rounds,
         "iterations_a_round": {"ours": length, "torch": iterations},
+        "memory_bytes": {"ours": program_bytes(bench.program.compiled), "torch": torch_memory},
         "native_calls": count_native_calls(bench.program.compiled.as_text()),
         "error_against_float64": max(checked.errors.values()),
         "difference_from_torch": difference,

@@ -8,6 +8,7 @@ updates are replayed as CUDA graphs. It must not know jax.
 from collections.abc import Callable
 
 import torch
+from common import torch_bytes, torch_peak
 
 from hotloop.families.kernels import config as configs
 
@@ -74,8 +75,9 @@ def torch_loss(
 
 def torch_iterations(
     config: configs.LayerOptions, dtype: str, device: str
-) -> tuple[torch.nn.Module, Callable[[int], None]]:
-    """The model, and a function that runs so many iterations to their end."""
+) -> tuple[torch.nn.Module, Callable[[int], None], int | None]:
+    """The model, a function that runs so many iterations to their end, and the bytes that these need on a GPU."""
+    before = torch_bytes(device)
     model, shape = torch_model(config)
     kind = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
     model = model.to(device, kind)
@@ -85,7 +87,13 @@ def torch_iterations(
             model.to(memory_format=torch.channels_last),
             x.contiguous(memory_format=torch.channels_last),
         )
-    one = _training(config, model, x, shape, device) if config.train else _inference(model, x, device)
+    one = _training(config, model, x, shape, device) if config.train else _inference(model, x)
+    memory = None
+    if device == "cuda":
+        eager, captured = one, []
+        with torch.inference_mode(not config.train):
+            memory = torch_peak(lambda: captured.append(_as_graph(eager)), before)
+        one = captured[0]
 
     def run(count: int) -> None:
         with torch.inference_mode(not config.train):
@@ -94,7 +102,7 @@ def torch_iterations(
             if device == "cuda":
                 torch.cuda.synchronize()
 
-    return model, run
+    return model, run, memory
 
 
 def _training(config, model, x, shape, device) -> Callable[[], object]:
@@ -110,14 +118,11 @@ def _training(config, model, x, shape, device) -> Callable[[], object]:
         loss(model(x)).backward()
         optimiser.step()
 
-    return update if device == "cpu" else _as_graph(update)
+    return update
 
 
-def _inference(model, x, device) -> Callable[[], object]:
-    if device == "cpu":
-        return lambda: model(x)
-    with torch.inference_mode():
-        return _as_graph(lambda: model(x))
+def _inference(model, x) -> Callable[[], object]:
+    return lambda: model(x)
 
 
 def _as_graph(one: Callable[[], object]) -> Callable[[], object]:

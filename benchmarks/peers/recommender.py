@@ -23,7 +23,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from common import count_native_calls, load_before, ratios, save, seconds, take_turns
+from common import (
+    count_native_calls,
+    load_before,
+    mebibytes,
+    program_bytes,
+    ratios,
+    save,
+    seconds,
+    take_turns,
+    torch_bytes,
+    torch_peak,
+)
 from netflix_shape import SHAPES, made_up
 
 from hotloop.data.rating_matrix import RatingMatrix
@@ -166,10 +177,12 @@ def main() -> int:
         raise SystemExit("they do not compute the same: not timed")
     torch.set_float32_matmul_precision("high")
     ours = Ours(matrix, job, options.batch_size, per_call=10 if device == "cpu" else 250)
+    before = torch_bytes(device)
     peer = Torch(matrix, job.layers, job.dropout, job.rates[0], device)
     theirs = partial(peer.advance, options.batch_size)
     ours.advance(ours.per_call)
     theirs(3)
+    memory = {"ours": program_bytes(ours.program.compiled), "torch": torch_peak(partial(theirs, 2), before)}
     _, times = take_turns(
         {"ours": (ours.advance, ours.per_call), "torch": (theirs, 1)}, options.rounds, options.seconds
     )
@@ -180,8 +193,10 @@ def main() -> int:
            "native_calls": count_native_calls(ours.program.compiled.as_text())}  # fmt: skip
     for name in times:
         middle = statistics.median(times[name])
-        row[name] = {"milliseconds": 1e3 * middle, "users_per_second": options.batch_size / middle}
-        print(f"{name:6} {1e3 * middle:9.3f} ms an update, {options.batch_size / middle:12,.0f} users/s")
+        rate, needed = options.batch_size / middle, memory[name]
+        row[name] = {"milliseconds": 1e3 * middle, "users_per_second": rate, "memory_bytes": needed}
+        said = f", {mebibytes(needed)} MiB" if needed else ""
+        print(f"{name:6} {1e3 * middle:9.3f} ms an update, {rate:12,.0f} users/s{said}")
     print(
         f"ratio {compared['ratio']:.2f} ({compared['ratio_low']:.2f} to {compared['ratio_high']:.2f}), floor {floor}"
     )

@@ -27,7 +27,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both framewor
 import numpy as np
 import torch
 import vcd_checks
-from common import load_before, ratios, save, seconds
+from common import load_before, mebibytes, program_bytes, ratios, save, seconds, torch_bytes, torch_peak
 from vcd_torch import Trainer, graphed
 
 from hotloop.engine.device import setup
@@ -50,6 +50,7 @@ class Side:
 
     advance: Callable[[int], None]
     step_size: Callable[[], float]
+    memory: int | None  # bytes, with the images; None where they are not counted
     multiple: int = 1  # updates of a turn must be a multiple of this: one call's
 
 
@@ -73,28 +74,38 @@ def looped(job: vcd.Job, data: dict[str, np.ndarray], state: Any, per_call: int,
             held["done"] += per_call
         metrics.wait()
 
-    return Side(advance, lambda: float(held["state"]["step_size"]), per_call)
+    return Side(advance, lambda: float(held["state"]["step_size"]), program_bytes(program.compiled), per_call)
 
 
 def plain_torch(job: vcd.Job, data: dict[str, np.ndarray], state: Any, device: str) -> Side:
+    before = torch_bytes(device)
     trainer = Trainer(job.model, data["image"], device)
-    trainer.load(vcd_checks.numbers_of(state))
-    return stepped(trainer, lambda: trainer.update(trainer.next_batch(), trainer.draw()))
+
+    def one() -> None:
+        trainer.update(trainer.next_batch(), trainer.draw())
+
+    one()
+    memory = torch_peak(one, before)
+    trainer.load(vcd_checks.numbers_of(state))  # after these updates, which are none of the training's
+    return stepped(trainer, one, memory)
 
 
 def graphed_torch(job: vcd.Job, data: dict[str, np.ndarray], state: Any, device: str) -> Side:
+    before = torch_bytes(device)
     trainer = Trainer(job.model, data["image"], device)
     trainer.load(vcd_checks.numbers_of(state))
-    return stepped(trainer, graphed(trainer))
+    captured: list[Callable[[], None]] = []
+    memory = torch_peak(lambda: captured.append(graphed(trainer)), before)
+    return stepped(trainer, captured[0], memory)
 
 
-def stepped(trainer: Trainer, one: Callable[[], object]) -> Side:
+def stepped(trainer: Trainer, one: Callable[[], object], memory: int | None) -> Side:
     def advance(count: int) -> None:
         for _ in range(count):
             one()
         trainer.step_size.item()  # waits for a GPU
 
-    return Side(advance, lambda: trainer.step_size.item())
+    return Side(advance, lambda: trainer.step_size.item(), memory)
 
 
 def sides(options: argparse.Namespace, device: str) -> Iterator[tuple[str, Side]]:
@@ -155,8 +166,8 @@ def main() -> int:
     for _ in range(options.rounds):
         for name, side in all_sides.items():
             times[name].append(seconds(partial(side.advance, lengths[name])) / lengths[name])
-    results = [result(name, times, lengths[name], options) for name in all_sides]
-    print(f"{'side':12} {'updates/s':>10} {'ms':>8} {'ratio':>7} {'range':>15} {'floor':>6}")
+    results = [result(name, side.memory, times, lengths[name], options) for name, side in all_sides.items()]
+    print(f"{'side':12} {'updates/s':>10} {'ms':>8} {'ratio':>7} {'range':>15} {'MiB':>7} {'floor':>6}")
     for row in results:
         show(row)
     if options.json:
@@ -166,7 +177,7 @@ def main() -> int:
 
 
 def result(
-    name: str, times: dict[str, list[float]], length: int, options: argparse.Namespace
+    name: str, memory: int | None, times: dict[str, list[float]], length: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     median, compared = statistics.median(times[name]), ratios(times["ours"], times[name])
     floor = FLOORS.get(name)
@@ -178,6 +189,7 @@ def result(
         "milliseconds_low": 1e3 * min(times[name]),
         "milliseconds_high": 1e3 * max(times[name]),
         **compared,
+        "memory_bytes": memory,
         "floor": floor,
         "missed": floor is not None and compared["ratio"] < floor,
         "rounds": options.rounds,
@@ -189,7 +201,7 @@ def show(row: dict[str, Any]) -> None:
     spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
     print(
         f"{row['side']:12} {row['updates_per_second']:10.1f} {row['milliseconds']:8.2f} {row['ratio']:7.2f} "
-        f"{spread:>15} {row['floor'] or '':>6}{'  MISSED' if row['missed'] else ''}"
+        f"{spread:>15} {mebibytes(row['memory_bytes']):>7} {row['floor'] or '':>6}{'  MISSED' if row['missed'] else ''}"
     )
 
 

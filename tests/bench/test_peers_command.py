@@ -218,7 +218,8 @@ def test_an_installation_without_the_source_tree_is_told_so_in_one_line(capfd, m
 
 def test_every_program_of_the_tree_is_known_and_has_the_options_that_it_is_given():
     programs = {path.stem for path in peers.FOLDER.glob("*.py") if "__main__" in path.read_text()}
-    programs -= {"serving_servers"}  # the other sides of benchmarks/serving_peers.py, which starts them
+    # The other sides of benchmarks/serving_peers.py and serving_load.py, which start them.
+    programs -= {"serving_servers", "serving_raw"}
     programs -= {"hmc"}  # samples, not seconds, are its measure, and its peers take half an hour
     assert programs == set(peers.PACKAGES) == set(ALL)
     for family in ALL:

@@ -102,6 +102,10 @@ def test_a_comparison_reports_every_side_and_a_missed_floor(
     for row in rows.values():
         assert row["images_per_second"] == pytest.approx(4e3 / row["milliseconds"])
         assert 0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+    # The same update on the same images and weights; torch does not count on a CPU.
+    needed = [rows[side]["memory_bytes"] for side in ("ours", "by hand", "torch")]
+    assert needed[0] == pytest.approx(needed[1], rel=0.05) and needed[2] is None
+    assert needed[0] > 4 * our_network.KERAS.parameters + 16 * 3072
     assert "MISSED" in capsys.readouterr().out
 
 

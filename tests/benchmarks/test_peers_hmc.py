@@ -75,3 +75,5 @@ def test_a_smoke_run_writes_rows_of_every_side(tmp_path: Path, monkeypatch: pyte
     rows = json.loads(file.read_text())["results"]
     assert [row["side"] for row in rows] == ["ours", "blackjax nuts", "blackjax hmc"]
     assert all(row["ess_per_second"] > 0 and row["standard_errors_off"] < 5 for row in rows)
+    kept = 4 * rows[0]["chains"] * rows[0]["samples"] * 10  # draws of ten numbers
+    assert all(kept < row["memory_bytes"] < 100 * kept for row in rows)

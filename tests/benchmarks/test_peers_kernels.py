@@ -137,4 +137,8 @@ def test_a_comparison_checks_and_times_both(monkeypatch, tmp_path, capsys):
     assert first["difference_from_torch"] < 1e-5
     assert max(first["error_against_float64"], second["error_against_float64"]) < 1e-5
     assert first["ratio_low"] <= first["ratio"] <= first["ratio_high"]
+    weights = 4 * 3 * 16 * (16 + 16 + 2)
+    for found in (first, second):
+        assert weights < found["memory_bytes"]["ours"] < 100 * weights
+        assert found["memory_bytes"]["torch"] is None  # on a CPU
     assert capsys.readouterr().out.count("MISSED") == 1

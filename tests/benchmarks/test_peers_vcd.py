@@ -85,3 +85,28 @@ def test_an_update_with_blackjax_adapts_the_step_size_and_moves_every_network() 
     for name in ("mean", "spread", "decoder"):
         moved = jax.tree.map(lambda a, b: bool((a != b).any()), state["params"][name], new["params"][name])
         assert all(jax.tree.leaves(moved))
+
+
+def test_each_side_has_its_memory_with_the_images_where_it_is_counted() -> None:
+    from contextlib import nullcontext
+
+    import jax
+    import vcd as program  # the benchmark's, not the family's
+
+    job, data = small_job(), some_data()
+    state = vcd.init(job, jax.random.key(0))
+    ours = program.looped(job, data, state, 2, nullcontext()).memory
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(state["params"]))
+    assert ours is not None and IMAGES * 784 + weights < ours < 10 * (IMAGES * 784 + weights)
+    assert program.plain_torch(job, data, state, "cpu").memory is None
+
+
+def test_torch_begins_with_the_weights_that_it_was_given() -> None:
+    """Updates that are made to count its memory are undone."""
+    import jax
+    import vcd as program
+
+    job, data = small_job(), some_data()
+    state = vcd.init(job, jax.random.key(0))
+    side = program.plain_torch(job, data, state, "cpu")
+    assert side.step_size() == pytest.approx(job.model.step_size)

@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import speed_cells  # noqa: E402
 import speed_rows  # noqa: E402
+import speed_sources  # noqa: E402
 import speed_tables  # noqa: E402
 
 ENVIRONMENT = {"platform": "cpu", "device_kinds": ["cpu"], "commit": "a" * 40, "dirty": False}
@@ -75,19 +76,35 @@ def test_figures_of_the_page_are_those_of_the_file(tmp_path):
     ]
 
 
-def test_rows_of_a_case_are_all_of_its_newest_file(tmp_path):
+def test_a_case_beside_a_peer_is_of_the_newest_file_that_has_both(tmp_path):
     write(
         tmp_path,
         "2026-01-01_cnn_cpu.json",
-        [side("ours", 1.0), side("torch", 1.0), side("torch compile", 1.0)],
+        [side("ours", 1.0), side("torch", 1.0), side("torch compile", 0.5, 2.0)],
     )
     write(tmp_path, "2026-01-03_cnn_cpu.json", [side("ours", 3.0), side("torch", 1.0, 3.0)])
     write(tmp_path, "2026-01-02_cnn_cpu.json", [side("ours", 2.0), side("torch", 1.0, 2.0)])
-    assert [(row.ours, row.peer) for row in rows(tmp_path)] == [(3.0, "torch")]
+    found = {row.peer: (row.ours, row.source.date) for row in rows(tmp_path)}
+    assert found == {"torch": (3.0, "2026-01-03"), "torch compile": (1.0, "2026-01-01")}
+
+
+def test_of_one_day_a_quiet_machine_counts_before_a_busy_one(tmp_path):
+    for name, load, rate in (("a", "0.00", 1.0), ("b", "1.00", 2.0)):
+        results = [side("ours", rate), side("torch", 1.0, rate)]
+        write(tmp_path, f"2026-01-01_cnn_cpu_{name}.json", results, load_before=load)
+    assert [row.ours for row in rows(tmp_path)] == [1.0]
+    write(tmp_path, "2026-01-02_cnn_cpu.json", [side("ours", 3.0), side("torch", 1.0, 3.0)], load_before="9")
+    assert [row.ours for row in rows(tmp_path)] == [3.0]  # another day's state of the program
+
+
+def test_a_quiet_machine_is_what_the_programs_call_one():
+    from hotloop.bench.peers import QUIET
+
+    assert speed_sources.QUIET == QUIET
 
 
 def test_of_a_row_that_a_file_has_twice_the_last_counts(tmp_path):
-    first = {"case": "rnn", "dtype": "float32", "ours_us": 2.0, "torch_us": 4.0}
+    first = {"case": "rnn inference", "dtype": "float32", "ours_us": 2.0, "torch_us": 4.0}
     first |= {"ratio": 2.0, "ratio_low": 2.0, "ratio_high": 2.0}
     write(tmp_path, "2026-01-01_kernels_cpu.json", [first, {**first, "ours_us": 1.0}])
     assert [row.ours for row in rows(tmp_path)] == [1.0]
@@ -119,12 +136,12 @@ def test_samplers_are_compared_by_effective_draws_with_and_without_their_adaptat
     lines = re.findall(r"^\| funnel.*$", page, re.MULTILINE)
     assert [line[2:].split(" | ")[:6] for line in lines] == [
         [
-            "funnel, 64 chains, the draws",
+            "funnel, 64 chains, draws alone",
             *("CPU", "4,000 ESS/s", "blackjax nuts", "1,000 ESS/s"),
             "**4.00** (3.00 to 5.00)",
         ],
         [
-            "funnel, 64 chains, adaptation and draws",
+            "funnel, 64 chains, draws and adaptation",
             *("CPU", "1,000 ESS/s", "blackjax nuts", "500 ESS/s"),
             "**2.00** (1.50 to 2.50)",
         ],
@@ -150,21 +167,114 @@ def test_an_order_of_items_is_compared_by_users_in_a_second_of_a_core(tmp_path):
     assert preset.ratio == (4.0, 3.0, 5.0) and same.ratio == (2.0, 1.0, 3.0) and same.ours == 4715.0
 
 
-def test_whole_trainings_of_several_seeds_have_their_mean_and_range(tmp_path):
-    def run(accuracy, seconds):
-        best = {"epoch": 60.0, "ema_accuracy": accuracy, "validation_accuracy": 0.1}
-        return {"best": best, "time_to_train_seconds": seconds, "images_per_second": 1000.0}
-
+def test_both_sides_memory_is_shown_in_every_form_that_files_have(tmp_path):
+    ratio = {"ratio": 2.0, "ratio_low": 2.0, "ratio_high": 2.0}
+    kernel = {"case": "rnn training", "dtype": "float16", "ours_us": 1.0, "torch_us": 2.0, **ratio}
     write(
         tmp_path,
-        "2026-01-01_cifar10_wide_h200.json",
-        [run(0.95, 100.0), run(0.97, 120.0)],
-        command="hotloop cnn train --config cifar10_wide --dataset-path CIFAR --seed SEED",
+        "2026-01-01_kernels_h200.json",
+        [{**kernel, "memory_bytes": {"ours": 5 * 2**20, "torch": 700 * 2**10}}],
     )
-    ((what, _, result, time, rate, _),) = speed_cells.whole_runs(tmp_path)
-    assert what == "CIFAR-10 by `hotloop cnn train --config cifar10_wide`"
-    assert result == "96.00 % (95.00 to 97.00, 2 runs) after 60 epochs"
-    assert time == "110 s (100 to 120, 2 runs)" and rate.startswith("1,000 images/s")
+    update = {"batch_size": 100, **ratio}
+    write(
+        tmp_path,
+        "2026-01-01_vcd_h200.json",
+        [
+            {"side": "ours", "updates_per_second": 2.0, "memory_bytes": 2**30, **update},
+            {"side": "torch graph", "updates_per_second": 1.0, "memory_bytes": 2**31, **update},
+        ],
+    )
+    of = {
+        name: {"users_per_second": rate, "memory_bytes": size}
+        for name, rate, size in (("ours", 2.0, 100 * 2**20), ("torch", 1.0, None))
+    }
+    row = {"shape": "small", "size": 128, "batch_size": 64, "device_memory_bytes": 1, **of, **ratio}
+    write(tmp_path, "2026-01-01_recommender_h200.json", [row])
+    (line,) = re.findall(r"^\| rnn training.*$", speed_tables.speed_page(tmp_path), re.MULTILINE)
+    assert " | 5.0 MiB, the peer's 700 KiB | " in line
+    (line,) = re.findall(r"^\| vcd update.*$", speed_tables.speed_page(tmp_path), re.MULTILINE)
+    assert " | 1.00 GiB, the peer's 2.00 GiB | " in line
+    (line,) = re.findall(
+        r"^\| made-up ratings of 20,000 users.*$", speed_tables.speed_page(tmp_path), re.MULTILINE
+    )
+    assert " | 100 MiB | " in line
+
+
+def test_a_layer_is_one_case_by_its_older_name_too(tmp_path):
+    ratio = {"ratio": 2.0, "ratio_low": 2.0, "ratio_high": 2.0, "dtype": "float16"}
+    for day, name, ours in ((1, "gru, reset before", 2.0), (2, "gru, reset before inference", 1.0)):
+        row = {"case": name, "ours_us": ours, "torch_us": 2 * ours, **ratio}
+        write(tmp_path, f"2026-01-0{day}_kernels_h200.json", [row])
+    assert [(row.case, row.ours) for row in rows(tmp_path)] == [("gru, reset before inference, float16", 1.0)]
+
+
+def test_a_server_is_shown_beside_its_program_called_by_itself(tmp_path):
+    def middle(value):
+        return {"median": value, "low": 0.9 * value, "high": 1.1 * value}
+
+    row = {"model": "resnet50", "bits": 16, "clients": 16, "rows": 16, "alone_rows": 64}
+    row |= {"served": middle(6000.0), "alone": middle(12_000.0), "share": middle(0.5)}
+    write(tmp_path, "2026-01-01_serving_h200.json", [row])
+    (line,) = re.findall(r"^\| hotloop serve.*$", speed_tables.speed_page(tmp_path), re.MULTILINE)
+    assert line.startswith(
+        "| hotloop serve, resnet50, 16 bits, 16 clients, 16 images a request | H200 | 6,000 images/s | "
+        "no server: its program, 64 images a call | 12,000 images/s | 0.50 (0.45 to 0.55) | "
+    )
+
+
+def test_rows_are_in_the_order_of_their_numbers(tmp_path):
+    cases = ("resnet8-b512", "resnet8-b64", "resnet8-b8")
+    results = [side(name, 1.0, case=case) for case in cases for name in ("ours", "torch")]
+    write(tmp_path, "2026-01-01_cnn_cpu.json", results)
+    page = speed_tables.speed_page(tmp_path)
+    assert re.findall(r"^\| CIFAR ResNet-8, training, batch (\d+)", page, re.MULTILINE) == ["8", "64", "512"]
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "said"),
+    [
+        ("2026-01-01_cnn_cpu", 26, "Zen 5"),
+        ("2026-01-01_cnn_cpu", 25, "Zen 3 or 4"),
+        ("2026-01-01_cnn_cpu", 6, "family 6"),
+        ("2026-01-01_cnn_cpu_zen5", None, "Zen 5"),
+        ("2026-01-01_cnn_cpu", None, "Zen 3 or 4"),
+        ("2026-11-18_hmc_cpu_64", None, "Zen 5"),
+        ("2026-11-18_hmc_h200_64", None, ""),
+    ],
+)
+def test_a_processors_generation_stands_beside_its_files_command(name, family, said):
+    source = speed_sources.read_source(Path(f"{name}.json"), {"cpu_family": family})
+    assert source.processor == said
+    assert (f", {said}: `" if said else f", commit {source.commit}: `") in "\n".join(
+        speed_tables.commands([source])
+    )
+
+
+def test_what_is_known_of_one_file_is_not_said_of_a_later_one():
+    for name in (*speed_sources.COMMANDS, *speed_sources.COMMITS):
+        later = Path(f"2027-01-01_{name[11:]}.json")
+        source = speed_sources.read_source(later, {"command": "c", "commit": "d"})
+        assert (source.command, source.commit) == ("c", "d")
+
+
+def test_a_file_is_of_the_program_that_its_name_begins_with():
+    found = {
+        name: speed_sources.program_of(Path(f"2026-01-01_{name}.json"), machine)
+        for name, machine in (
+            ("first_update_h200_ahead", "H200"),
+            ("kernels_cpu_zen5", "CPU"),
+            ("what_cpu", "CPU"),
+        )
+    }
+    assert found == {
+        "first_update_h200_ahead": "python benchmarks/first_update.py --device gpu",
+        "kernels_cpu_zen5": "python benchmarks/peers/kernels.py",
+        "what_cpu": "not recorded",
+    }
+    # It has no such option.
+    assert speed_sources.program_of(Path("2026-01-01_bulk_lists_h200.jsonl"), "H200").endswith(
+        "bulk_lists.py"
+    )
 
 
 def test_files_of_other_forms_give_no_rows_and_are_listed(tmp_path):
