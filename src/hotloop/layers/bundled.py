@@ -1,7 +1,7 @@
 """Which grouped convolutions are one kernel on a Hopper card, and what it is given.
 
 Groups are multiplied by bundles: the kernels of some neighbouring groups become one matrix for each tap, zero between
-groups. Where the kernels do not change from call to call, as in a loop of inferences, the compiler does that once.
+groups. Calls with the same kernels in one turn of a loop share that.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ TYPES = (jnp.float16, jnp.bfloat16)
 BUNDLE = 32  # channels; of fewer the matrix unit makes no more use, of more it multiplies more zeros
 PARTS = 4  # warpgroups of a block
 SIZES = (3, 3)
-FEWEST_INPUTS, MOST_INPUTS = 4, 4  # channels of a group
+INPUTS = (4,)  # channels of a group
 
 
 def forward(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pads) -> Array:
@@ -43,8 +43,9 @@ def join_kernels(kernel: Array, groups: int, channels: int) -> Array:
     kh, kw, inputs, outputs = kernel.shape
     few = channels // inputs  # groups of a bundle
     taps = kernel.reshape(kh * kw, inputs, groups // few, few, outputs // groups)
-    own = jnp.eye(few, dtype=kernel.dtype)
-    spread = taps[:, None] * own[:, None, None, :, None]  # tap, from group, from, bundle, to group, to
+    own = jnp.eye(few, dtype=bool)
+    # tap, from group, from, bundle, to group, to
+    spread = jnp.where(own[:, None, None, :, None], taps[:, None], 0)
     return spread.transpose(3, 0, 4, 5, 1, 2).reshape(groups // few, kh * kw, channels, channels)
 
 
@@ -54,7 +55,7 @@ def _blocks(x: Any, kernel: Any, *arrays: Any, groups: int, stride: int, pads: P
     is_known = all(isinstance(size, int) and size > 0 for size in images)  # no symbol, as exports have
     is_square = kernel.shape[3] == groups * inputs and x.shape[3] % BUNDLE == 0 and BUNDLE % inputs == 0
     has_types = x.dtype in TYPES and all(array.dtype == x.dtype for array in (kernel, *arrays))
-    is_measured = kernel.shape[:2] == SIZES and stride == 1 and FEWEST_INPUTS <= inputs <= MOST_INPUTS
+    is_measured = kernel.shape[:2] == SIZES and stride == 1 and inputs in INPUTS
     return 1 if is_known and is_square and has_types and is_measured else None
 
 
