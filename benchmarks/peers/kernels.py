@@ -44,6 +44,7 @@ from hotloop.families.kernels.bench import CheckResult, LayerBenchmark, make_job
 TARGET_SECONDS = 0.3  # of one side's turn in a round
 LIMIT_SECONDS = 45.0  # of all rounds of a case
 FEWEST = 2  # iterations of a call of ours: the compiler would make no loop of one
+ROUND = 12  # a multiple of all that ours may go round on a GPU, where other lengths cost a copy of each batch
 LARGE = 2e10  # operations of an iteration, from which on a trial is as short as may be
 
 
@@ -194,7 +195,8 @@ def of_length(trial: LayerBenchmark, target: float) -> LayerBenchmark:
     bench = trial
     for _ in range(2):
         length = bench.job.config.batches_per_step
-        wanted = max(FEWEST, round(target * length / seconds(bench.step)))
+        wanted = target * length / seconds(bench.step)
+        wanted = round(wanted / ROUND) * ROUND or max(FEWEST, round(wanted))
         if max(wanted, length) < 1.5 * min(wanted, length):
             return bench
         bench = prepare(replace(bench.job, config=replace(bench.job.config, batches_per_step=wanted)))

@@ -108,7 +108,10 @@ def test_what_a_call_costs_does_not_make_the_timed_ones_short(monkeypatch):
     monkeypatch.setattr(kernels, "prepare", lambda job: made.append(job) or bench(job))
     monkeypatch.setattr(kernels, "seconds", lambda step: step())
     found = kernels.of_length(bench(job), target=0.3)
-    assert [each.config.batches_per_step for each in made] == [55, 258]  # 300 / 5.5, then 300 * 55 / 64
+    assert [each.config.batches_per_step for each in made] == [
+        60,
+        264,
+    ]  # 300 / 5.5, then 300 * 60 / 69, in twelves
     assert found.job is made[-1]
     assert kernels.of_length(found, target=0.3) is found
 

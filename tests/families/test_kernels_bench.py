@@ -13,7 +13,7 @@ import pytest
 from hotloop.cli.command import Context
 from hotloop.engine.measure import Ceilings
 from hotloop.errors import DeviceError, OptionError
-from hotloop.families.kernels import bench, hmc, timing
+from hotloop.families.kernels import bench, hmc, pool, timing
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels.catalogue import Cost
 from hotloop.families.kernels.config import explain_idle_options
@@ -81,6 +81,17 @@ def test_the_stack_of_lstms_has_measured_latencies(capsys):
     latency = result["latency_ms"]
     assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
     assert latency["calls"] == 199 and "latency of one batch: p50" in said
+
+
+def test_a_run_on_batches_apart_has_the_same_figures_and_a_latency(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "make_feed", lambda job, count: pool.BatchesApart(job, 2))
+    config = configs.LstmMulti(
+        timesteps=3, hidden_size=8, input_size=4, batches_per_step=4, steps=1, train=True, dtype="float32"
+    )
+    result, said = run(config, capsys)
+    assert result["latency_ms"]["calls"] > 1
+    assert result["microseconds_per_iteration"] == pytest.approx(result["seconds_per_step"] / 4 * 1e6)
+    assert f"loss: first {result['loss_first']:.6g}, last {result['loss_last']:.6g}" in said
 
 
 def test_a_latency_is_in_milliseconds_and_leaves_the_first_call_out(monkeypatch):

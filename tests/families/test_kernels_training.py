@@ -11,7 +11,8 @@ from hotloop.errors import WrongResult
 from hotloop.families.kernels import bench, model
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels.bench import check_inference, check_training
-from hotloop.families.kernels.model import Job, PoolFromHost
+from hotloop.families.kernels.model import Job
+from hotloop.families.kernels.pool import PoolFromHost
 
 DENSE = configs.Dense(size=32, batch_size=4, batches_per_step=5, train=True, learning_rate=0.5)
 RNN = configs.Rnn(batch_size=2, timesteps=2, hidden_size=8, batches_per_step=3, train=True)
@@ -131,7 +132,7 @@ def test_replicas_infer_on_their_own_rows():
 
 @pytest.mark.parametrize("piece", [1, 2**27])
 def test_data_sent_from_the_host_trains_as_data_on_the_device(piece, monkeypatch):
-    monkeypatch.setattr("hotloop.families.kernels.model.PIECE_BYTES", piece)
+    monkeypatch.setattr("hotloop.families.kernels.pool.PIECE_BYTES", piece)
     resident, sent = made(DENSE), made(replace(DENSE, use_generated_data=True))
     assert isinstance(sent.feed, PoolFromHost)
     assert sent.program.updates_per_call == (1 if piece == 1 else 5)
@@ -149,7 +150,7 @@ def test_a_step_from_the_host_sends_every_batch_anew(monkeypatch):
         numbers.append(leaf.shape[0])
         return put(leaf, where)
 
-    monkeypatch.setattr("hotloop.families.kernels.model.jax.device_put", counting)
+    monkeypatch.setattr("jax.device_put", counting)
     sent.step()
     assert sum(numbers) == 5
     assert check_inference(sent.job, sent.state, sent.feed).errors["output"] < 1e-6

@@ -74,9 +74,9 @@ class Program:
 
     With loop "while" the number of updates is a run-time argument: one compilation serves every call, and a CPU runs it
     just as fast. With "scan" all of the number is built in, which spares an accelerator a round trip to the host in
-    every update, and each number of updates in use is compiled once; `unroll` of them are written out in one turn,
-    which spares tiny ones what a turn costs there. With "blocks" the number of a block is built in: one compilation,
-    and a second one for calls that are no multiple of a block (`engine/blocks.py`). Chosen by platform unless given.
+    every update, and each number of updates in use is compiled once. With "blocks" the number of a block is built in:
+    one compilation, and a second one for calls that are no multiple of a block (`engine/blocks.py`). Chosen by platform
+    unless given.
 
     >>> import jax, numpy as np
     >>> from hotloop import Program, Resident
@@ -98,9 +98,8 @@ class Program:
         key: Array,
         *,
         loop: Loop | None = None,
-        unroll: int = 1,
     ):
-        self.update, self.feed, self.key, self.unroll = update, feed, key, unroll
+        self.update, self.feed, self.key = update, feed, key
         self.updates_per_call = min(updates_per_call, feed.longest_call)
         self.loop: Loop = loop or ("while" if platform() == "cpu" else loop_of_accelerators())
         self.any_count = self.loop != "scan" and feed.any_count
@@ -253,7 +252,7 @@ class Program:
             def one(state: State, step: Array) -> Any:
                 return self._one(state, step, arguments, key, first)
 
-            return jax.lax.scan(one, state, steps, unroll=self.unroll)
+            return jax.lax.scan(one, state, steps)
 
         # A state that is spread over several devices must come back to where its leaves lie.
         places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)

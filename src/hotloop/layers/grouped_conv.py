@@ -18,7 +18,7 @@ from jax import Array, lax
 from jaxtyping import Float
 
 from hotloop.errors import OptionError
-from hotloop.layers import depthwise, native_conv
+from hotloop.layers import bundled, depthwise, native_conv
 from hotloop.layers.conv import (
     LAYOUT,
     Convolve,
@@ -209,12 +209,14 @@ def _are_few(kernel: Array, groups: int, few_inputs: int) -> bool:
 forward = Operation(
     _plain,
     native_conv.FORWARD,
+    bundled.FORWARD,
     cpu=_taps_or_bundles(_bundled, taps_forward),
     cuda=_fused_or_library(_plain, depthwise.forward, 4),
 )
 input_gradient = Operation(
     input_gradient_of(_plain),
     native_conv.INPUT_GRADIENT,
+    bundled.INPUT_GRADIENT,
     cpu=_taps_or_bundles(input_gradient_of(_bundled), taps_input_gradient),
     cuda=_fused_or_library(input_gradient_of(_plain), depthwise.input_gradient, 2),
 )

@@ -83,13 +83,13 @@ class Rival:
 
 @dataclass(frozen=True)
 class CardKernel:
-    """A kernel for NVIDIA's Hopper cards whose blocks wait for each other."""
+    """A kernel for NVIDIA's Hopper cards, whose blocks may wait for each other."""
 
     implementation: Implementation
     """Called like the operation's other paths."""
     blocks: Implementation
-    """Called like the implementation: how many blocks must be on the card together; None where it is not for these
-    arrays."""
+    """Called like the implementation: how many blocks must be on the card together, 1 where none waits; None where it
+    is not for these arrays."""
 
 
 class Operation:
@@ -320,7 +320,7 @@ def does_card_hold(operation: Operation, settings: Any, arrays: Sequence[Any]) -
     if card_kernel is None or not _are_card_kernels_wanted():
         return False
     blocks = card_kernel.blocks(*arrays, **dict(settings))
-    return blocks is not None and has_card_for(blocks, "recurrent layers of this program")
+    return blocks is not None and has_card_for(blocks, "some layers of this program")
 
 
 def has_card_for(blocks: int, work: str) -> bool:

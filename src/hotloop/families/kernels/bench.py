@@ -22,15 +22,13 @@ from hotloop.engine.progress import Console
 from hotloop.errors import OptionError, WrongResult
 from hotloop.families.kernels import model, timing
 from hotloop.families.kernels.config import LayerOptions, LstmMulti, explain_idle_options
-from hotloop.families.kernels.model import Job, PoolFromHost, PoolOnDevice, State
+from hotloop.families.kernels.model import Job, State
+from hotloop.families.kernels.pool import BatchesApart, PoolOnDevice, make_feed
 from hotloop.families.kernels.reference import in_float64
 from hotloop.options import to_jsonable
 from hotloop.rehearsal import begin_work
 
 AUTO_DTYPE = {"gpu": "float16", "tpu": "bfloat16", "cpu": "float32"}
-TINY = 2e8
-"""Operations of an iteration below which several are written out in one turn of an accelerator's loop."""
-UNROLLED = 4
 MOST_CALLS, MOST_SECONDS = 200, 2.0  # of one iteration, that a latency is taken from
 
 
@@ -63,9 +61,13 @@ class LayerBenchmark:
     iterations: int = 0  # made so far
     metrics: list[CallMetrics] = field(default_factory=list)  # of every call so far
 
+    @property
+    def iterations_a_call(self) -> int:
+        return self.program.updates_per_call * self.feed.iterations_a_step
+
     def step(self) -> None:
         """`batches_per_step` iterations, finished when this returns."""
-        for _ in range(self.job.config.batches_per_step // self.program.updates_per_call):
+        for _ in range(self.job.config.batches_per_step // self.iterations_a_call):
             self.call()
 
     def call(self) -> None:
@@ -73,12 +75,13 @@ class LayerBenchmark:
         count = self.program.updates_per_call
         self.state, metrics = self.program(self.state, self.iterations, count)
         self.metrics.append(metrics)
-        self.iterations += count
+        self.iterations += self.iterations_a_call
         self.feed.prepare(self.iterations)
         jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]
 
     def losses(self) -> np.ndarray[Any, Any]:
-        return np.concatenate([metrics["loss"] for metrics in self.metrics])
+        """Of every iteration."""
+        return np.concatenate([metrics["loss"].ravel() for metrics in self.metrics])
 
 
 def run(config: LayerOptions, device: jax.Device, console: Console) -> dict[str, Any]:
@@ -164,17 +167,18 @@ def make_job(config: LayerOptions, device: jax.Device) -> Job:
 
 
 def prepare(job: Job) -> LayerBenchmark:
-    feed = PoolFromHost(job) if job.config.use_generated_data else PoolOnDevice(job)
+    feed = make_feed(job, job.config.batches_per_step)
     key = stream(jax.random.key(job.config.seed), "init", 0)
     state = model.begin(job, key, feed.at(0)["x"])
     return _compile(job, feed, min(job.config.batches_per_step, feed.longest_call), state)
 
 
 def _compile(job: Job, feed: PoolOnDevice, count: int, state: State) -> LayerBenchmark:
-    step = model.train_on_pool(job) if job.config.train else model.infer_on_pool(job)
+    step = _choose_step(job, feed)
     # Every call has the same length. Built in, as it is elsewhere, it makes the loop on a CPU the one that was always
     # timed, and its number of turns stands in the program's text.
-    program = Program(step, feed, count, jax.random.key(job.config.seed), loop="scan", unroll=_unroll(job))
+    turns = count // feed.iterations_a_step
+    program = Program(step, feed, turns, jax.random.key(job.config.seed), loop="scan")
     try:
         with job.matmul_precision():
             program.compile(state)
@@ -187,11 +191,10 @@ def _compile(job: Job, feed: PoolOnDevice, count: int, state: State) -> LayerBen
     return LayerBenchmark(job, feed, program, state)
 
 
-def _unroll(job: Job) -> int:
-    """On an accelerator a turn of the loop costs a kernel of its own, and what picks the next batch another: 1.6 of the
-    6.9 us of a dense layer of 32 rows on an H200."""
-    is_tiny = job.kernel.cost(1).flops < TINY
-    return UNROLLED if is_tiny and job.device.platform != "cpu" else 1
+def _choose_step(job: Job, feed: PoolOnDevice) -> model.Step:
+    if isinstance(feed, BatchesApart):
+        return model.train_on_round(job) if job.config.train else model.infer_on_round(job)
+    return model.train_on_pool(job) if job.config.train else model.infer_on_pool(job)
 
 
 def measure_latency(benchmark: LayerBenchmark) -> dict[str, float]:

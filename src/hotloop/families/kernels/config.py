@@ -35,7 +35,10 @@ class TimingOptions(Options):
 @dataclass(frozen=True)
 class LayerOptions(TimingOptions):
     batches_per_step: int = TIMING(
-        1000, "Iterations inside one compiled call; raise it until items/sec stands still.", check=positive
+        1000,
+        "Iterations inside one compiled call; raise it until items/sec stands still. On an accelerator one that 2 or "
+        "3 divides: others cost a copy of every batch.",
+        check=positive,
     )
     batch_size: int = option(1, "Rows of one replica's batch.", check=positive)
     train: bool = option(False, "Train inside the loop; --no-train (default) is inference.")

@@ -4,14 +4,13 @@ Batches of `update` and `evaluate` are rows first. A layer may want its rows on 
 comes first); that a benchmark turns its batches once each way costs nothing, since the compiler drops both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -21,13 +20,10 @@ from hotloop.engine.device import REPLICA
 from hotloop.engine.keys import stream
 from hotloop.engine.optim_keys import USUAL_PARAMS
 from hotloop.engine.precision import EVERYWHERE, average_replicas, on_replicas
-from hotloop.families.kernels.catalogue import Batch, HostBatch, Kernel, build
+from hotloop.families.kernels.catalogue import Batch, Kernel, build
 from hotloop.families.kernels.config import LayerOptions
 
 UNREACHABLE = 60000.0  # no sound output is as large in any type; the compiler cannot know that
-POOL_BATCHES, POOL_BYTES = 4, 2**28
-"""Different batches, fewer where they are large: no iteration sees the input of the one before."""
-PIECE_BYTES = 2**27  # what is sent from the host at once; two pieces are on the device at a time
 State = dict[str, Any]
 Step = Callable[[State, Any, Array], tuple[State, dict[str, Array]]]
 
@@ -150,16 +146,40 @@ def train_on_pool(job: Job) -> Step:
     for every element of a loop that the batch is fused into: a count is one load, the loop's `first + step` made
     training a dense layer of one row 1.2 times as slow. And a key from the count is one kernel less on a GPU.
     """
+    one = _train(job)
+    return lambda state, pool, _: one(state, pick(pool, state["count"]))
+
+
+def train_on_round(job: Job) -> Step:
+    """(state, batches, key) -> the state after an update on each of them, and the metrics of all.
+
+    As between two turns of a loop, parameters are written out between two updates, and nothing of a batch is worked out
+    before: what depends on it alone could else be once for all turns.
+    """
+    one = _train(job)
+
+    def step(state: State, batches: Sequence[Batch], _: Array) -> tuple[State, dict[str, Array]]:
+        metrics = []
+        for batch in batches:
+            # Without the count, which would be a kernel of its own.
+            begun, batch = lax.optimization_barrier(({**state, "count": None}, batch))  # type: ignore[no-untyped-call]
+            state, metric = one({**begun, "count": state["count"]}, batch)
+            metrics.append(metric)
+        return state, jax.tree.map(lambda *values: jnp.stack(values), *metrics)
+
+    return step
+
+
+def _train(job: Job) -> Callable[[State, Batch], tuple[State, dict[str, Array]]]:
     kernel, one = job.kernel, update(job)
     rounding = stream(jax.random.key(job.config.seed), "rounding", 0)
 
-    def step(state: State, pool: Batch, _: Array) -> tuple[State, dict[str, Array]]:
+    def train(state: State, batch: Batch) -> tuple[State, dict[str, Array]]:
         count = state["count"]
-        batch = kernel.rows_first(pick(pool, count))
-        state, metrics = one(state, batch, jax.random.fold_in(rounding, count))
+        state, metrics = one(state, kernel.rows_first(batch), jax.random.fold_in(rounding, count))
         return {**state, "count": count + 1}, metrics
 
-    return step
+    return train
 
 
 def infer_on_pool(job: Job) -> Step:
@@ -171,13 +191,36 @@ def infer_on_pool(job: Job) -> Step:
     apply = _apply(job)
 
     def step(state: State, pool: Batch, key: Array) -> tuple[State, dict[str, Array]]:
-        # Written out whole in every pass: of those that are followed by others in one turn of the loop the compiler
-        # would else work out the one number that is looked at.
+        # Whole in every pass, of which one number is looked at: a compiler that writes out several in a turn of the
+        # loop could else leave out the rest of all but the last.
         y = lax.optimization_barrier(apply(state["params"], pick(pool, state["count"])["x"]))  # type: ignore[no-untyped-call]
-        surprise = (y.reshape(-1)[0] > UNREACHABLE).astype(jnp.uint32)
+        surprise = _surprise(y)
         return {"params": state["params"], "count": state["count"] + 1 + surprise, "y": y}, {}
 
     return step
+
+
+def infer_on_round(job: Job) -> Step:
+    """(state, batches, key) -> the state after a forward pass on each of them.
+
+    No pass has its input before the whole output of the one before is there, and the count depends on all of them:
+    what `infer_on_pool` promises, without the copy of a batch that is picked by the count.
+    """
+    apply = _apply(job)
+
+    def step(state: State, batches: Sequence[Batch], _: Array) -> tuple[State, dict[str, Array]]:
+        inputs = [batch["x"] for batch in batches]
+        count, x = lax.optimization_barrier((state["count"], inputs[0]))  # type: ignore[no-untyped-call]
+        for following in (*inputs[1:], None):
+            y, x = lax.optimization_barrier((apply(state["params"], x), following))  # type: ignore[no-untyped-call]
+            count = count + 1 + _surprise(y)
+        return {"params": state["params"], "count": count, "y": y}, {}
+
+    return step
+
+
+def _surprise(y: Array) -> Array:
+    return (y.reshape(-1)[0] > UNREACHABLE).astype(jnp.uint32)
 
 
 def pick(pool: Batch, number: Array) -> Batch:
@@ -191,75 +234,3 @@ def _apply(job: Job) -> Callable[[Any, Array], Array]:
         return apply
     x, y = (rows_on(job.kernel.row_axes[name]) for name in "xy")
     return jax.shard_map(apply, mesh=job.mesh, in_specs=(EVERYWHERE, x), out_specs=y, check_vma=False)
-
-
-class PoolOnDevice:
-    """A few batches [n, ...] of all replicas' rows, on the device: a step is one call over them, and nothing is sent.
-
-    Batch number t is pool[t mod n]. The feed hands over the whole pool: the steps pick their batch.
-    """
-
-    any_count = True
-    batch_size = 1
-    longest_call = 2**31 - 1
-
-    def __init__(self, job: Job):
-        config, kernel = job.config, job.kernel
-        rows = config.batch_size * config.replicas
-
-        def draw(number: int) -> HostBatch:  # by numpy: jax would take seconds to compile it
-            return kernel.data(np.random.default_rng((config.seed, number)), rows, jnp.dtype(job.dtype))
-
-        batches = [draw(0)]
-        fitting = POOL_BYTES // sum(leaf.nbytes for leaf in batches[0].values())
-        batches += [draw(number) for number in range(1, max(2, min(POOL_BATCHES, fitting)))]
-        stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
-        zeros = {name: np.zeros_like(leaf) for name, leaf in stacked.items()}
-        self._host: HostBatch = zeros if config.use_zero_values else stacked
-        self._shardings = {name: job.sharding(1 + kernel.row_axes[name]) for name in self._host}
-        self.batches = len(batches)
-        self.pool = self._send(np.arange(self.batches))
-
-    def at(self, number: int) -> HostBatch:
-        """The batch of one iteration, counted from 0, on the host."""
-        return {name: leaf[number % self.batches] for name, leaf in self._host.items()}
-
-    def arguments(self, first: int, count: int, following: int = 0) -> Any:
-        return self.pool
-
-    def like(self, count: int) -> Any:
-        return self.pool
-
-    def batch(self, arguments: Any, step: Array) -> Any:
-        return arguments
-
-    def prepare(self, first: int) -> None:
-        """Called when the call before iteration `first` is on its way."""
-
-    def position(self, update: int) -> dict[str, Any]:
-        return {"update": update}
-
-    def check_position(self, saved: Mapping[str, Any]) -> None:
-        """A benchmark is never resumed."""
-
-    def _send(self, numbers: Any) -> Batch:
-        places = numbers % self.batches
-        return {
-            name: processes.place(leaf[places], self._shardings[name]) for name, leaf in self._host.items()
-        }
-
-
-class PoolFromHost(PoolOnDevice):
-    """The same batches, sent from the host in pieces of which each is sent while the device works on the last."""
-
-    def __init__(self, job: Job):
-        super().__init__(job)
-        iterations = job.config.batches_per_step
-        size = sum(leaf.nbytes for leaf in self._host.values()) / self.batches
-        # Pieces of equal length, so that one program serves all and batch t of a piece is where t says.
-        lengths = [n for n in range(1, iterations + 1) if iterations % n == 0 and n * size <= PIECE_BYTES]
-        self.longest_call = max(lengths, default=1)
-        self.prepare(0)
-
-    def prepare(self, first: int) -> None:
-        self.pool = self._send(first + np.arange(self.longest_call))
