@@ -294,8 +294,8 @@ def main(arguments: list[str]) -> int:
             f"{'' if case.floor is None else case.floor:>6}{'  MISSED' if missed else ''}",
             flush=True,
         )
-    if options.save:
-        save(options.save, {"torch": torch.__version__, "load_before": f"{load:.2f}"}, results)
+        if options.save:  # after every case: what ends at a limit keeps what it had
+            save(options.save, {"torch": torch.__version__, "load_before": f"{load:.2f}"}, results)
     return int(any(r["floor"] is not None and r["ratio"] < r["floor"] for r in results))
 
 
