@@ -82,12 +82,39 @@ def test_the_log_densities_are_those_of_the_draws(many) -> None:
 def test_pieces_of_any_length_give_the_same_bits(first, monkeypatch) -> None:
     run = small_sampler().run
     expected = run(KEY)
+    monkeypatch.setattr(small_sampler(), "_first_piece", None)
     monkeypatch.setattr(sampler, "FIRST_PIECE", first)
     monkeypatch.setattr(sampler, "PIECE_SECONDS", 1e-6 if first < 1000 else 10.0)
     found = run(KEY)
     for a, b in zip(jax.tree.leaves(expected.samples), jax.tree.leaves(found.samples), strict=True):
         np.testing.assert_array_equal(a, b)
     assert (found.step_size, found.trajectory) == (expected.step_size, expected.trajectory)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first_run", "second_run"), [(100.0, (2, 1), (1, 1)), (1e-9, (1 + 24, 30), (1 + 24, 30))]
+)
+def test_what_is_short_is_one_call_and_what_is_long_is_many(
+    seconds, first_run, second_run, monkeypatch
+) -> None:
+    """Calls of warm-up and of draws: the pace that warm-up had is the draws', and the next run's own."""
+    monkeypatch.setattr(sampler, "PIECE_SECONDS", seconds)
+    monkeypatch.setattr(small_sampler(), "_first_piece", None)
+    counts = {"_warm": 0, "_draw": 0}
+
+    def count(name: str, call: Any) -> Any:
+        def counted(*given: Any) -> Any:
+            counts[name] += 1
+            return call(*given)
+
+        return counted
+
+    for name in counts:
+        monkeypatch.setattr(small_sampler(), name, count(name, getattr(small_sampler(), name)))
+    for expected in (first_run, second_run):
+        counts.update(_warm=0, _draw=0)
+        small_sampler().run(KEY)
+        assert (counts["_warm"], counts["_draw"]) == expected
 
 
 def test_blocks_of_leapfrogs_as_a_card_takes_them_draw_the_same(monkeypatch) -> None:
@@ -152,7 +179,9 @@ def test_fixed_leapfrogs_and_step_without_warm_up_are_plain_hmc() -> None:
 def test_float64_where_x64_is_on() -> None:
     with jax.enable_x64(True):
         result = hmc.sample(lambda x: -0.5 * (x**2).sum(), np.zeros(2), key=KEY, chains=2, **SMALL)
-        assert {leaf.dtype.name for leaf in (result.samples, result.log_density)} == {"float64"}
+        kept = result.samples, result.log_density, result.acceptance
+        assert {leaf.dtype.name for leaf in kept} == {"float64"}
+        np.testing.assert_allclose(result.log_density, -0.5 * (result.samples**2).sum(-1), rtol=1e-14)
     result = hmc.sample(lambda x: -0.5 * (x**2).sum(), np.zeros(2), key=KEY, chains=2, **SMALL)
     assert result.samples.dtype == jnp.float32
 

@@ -89,24 +89,27 @@ def leapfrog(
     """Follow the dynamics for `steps` leapfrogs: (state, momentum) at the end of the trajectory.
 
     One leapfrog is half a kick p += (e/2) grad, a drift q += e p, and half a kick at the new place. Two half
-    kicks that meet are one whole kick, so the map is: half a kick, then drift and whole kick alternating,
-    the last kick halved. Each of the three maps shears one variable by a function of the other, so volume is
-    kept exactly; the composition is symmetric, so running it again with the momentum turned round leads back
+    kicks that meet are one whole kick, so the map is: half a kick and a drift, then whole kick and drift
+    alternating, and half a kick. Each of the three maps shears one variable by a function of the other, so volume
+    is kept exactly; the composition is symmetric, so running it again with the momentum turned round leads back
     to the start. `steps` may be known only at run time; `block` of them are then written out in a turn of the loop.
+    A turn begins with the gradient, which needs all of a position: kick and drift after it are one pass over the
+    numbers, and the start, which a rejected chain goes back to, is read and not copied.
     """
 
-    def drift_and_kick(_: Array | int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def kick_and_drift(_: Array | int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         position, momentum = carry
-        position = position + step_size * momentum
-        return position, momentum + step_size * value_and_gradient(position)[1]
+        momentum = momentum + step_size * value_and_gradient(position)[1]
+        return position + step_size * momentum, momentum
 
-    start = state.position, momentum + 0.5 * step_size * state.gradient
+    momentum = momentum + 0.5 * step_size * state.gradient
+    start = state.position + step_size * momentum, momentum
     if isinstance(steps, int):
         unroll = steps <= UNROLLED_LEAPFROGS
-        position, momentum = lax.fori_loop(0, steps - 1, drift_and_kick, start, unroll=unroll)
+        position, momentum = lax.fori_loop(0, steps - 1, kick_and_drift, start, unroll=unroll)
     else:
-        position, momentum = repeat(drift_and_kick, start, steps - 1, block)
-    end = init(position + step_size * momentum, value_and_gradient)
+        position, momentum = repeat(kick_and_drift, start, steps - 1, block)
+    end = init(position, value_and_gradient)
     return end, momentum + 0.5 * step_size * end.gradient
 
 
@@ -125,10 +128,13 @@ def repeat(
             carry = once(number, carry)
         return carry
 
-    carry = lax.fori_loop(0, times // block, lambda _, carry: several(block, carry), carry)
-    return cast(
-        tuple[Array, Array], lax.switch(times % block, [partial(several, n) for n in range(block)], carry)
+    # Counted down: on a GPU a count from 0 to a bound is two more kernels.
+    left, carry = lax.while_loop(
+        lambda state: state[0] >= block,
+        lambda state: (state[0] - block, several(block, state[1])),
+        (times, carry),
     )
+    return cast(tuple[Array, Array], lax.switch(left, [partial(several, n) for n in range(block)], carry))
 
 
 def energy(state: State, momentum: Float[Array, "rows columns"], axis: int = -1) -> Float[Array, "chains"]:

@@ -45,18 +45,41 @@ class WarmUp(NamedTuple):
     slowest: adaptation.Slowest
 
 
+class Plan(NamedTuple):
+    """What the draws that are kept are made with."""
+
+    step: Float[Array, "z 1"]
+    """The step size times the scale."""
+    leapfrogs: Int[Array, "samples"]
+    """Of each draw. Counted once, so that what is reported is what was done."""
+
+
 class Draws(NamedTuple):
-    """What is kept of every draw."""
+    """What is known of every draw."""
 
     position: Float[Array, "samples z chains"]
     log_density: Float[Array, "samples chains"]
     acceptance: Float[Array, "samples chains"]
     diverging: Bool[Array, "samples chains"]
-    leapfrogs: Int[Array, "samples"]
 
 
-def leapfrogs_of(settings: Settings, tuning: Tuning, draw: Array, most: Array | int) -> Int[Array, ""]:
-    """Leapfrogs of all chains in this draw: around their mean by a share of up to `jitter`, evenly spread."""
+def pack(chains: kernel.State, info: kernel.Info) -> Float[Array, "rows chains"]:
+    """A draw as one array, which is put in its place by one kernel: position, log density, and acceptance.
+
+    A trajectory that diverged has an acceptance of 0 for certain, exp(-1000) or less, and is marked by -1.
+    """
+    diverging = ~(info.energy_change < DIVERGENCE)
+    acceptance = jnp.where(diverging, -1, info.acceptance)
+    return jnp.concatenate([chains.position, chains.log_density[None], acceptance[None]])
+
+
+def unpack(packed: Float[Array, "samples rows chains"]) -> Draws:
+    acceptance = packed[:, -1]
+    return Draws(packed[:, :-2], packed[:, -2], jnp.maximum(acceptance, 0), acceptance < 0)
+
+
+def leapfrogs_of(settings: Settings, tuning: Tuning, draw: Array, most: Array | int) -> Int[Array, "..."]:
+    """Leapfrogs of all chains in each draw: around their mean by a share of up to `jitter`, evenly spread."""
     mean = settings.leapfrogs or tuning.trajectory / tuning.step_size
     place = (draw.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
     wanted = jnp.minimum(mean * (1 + settings.jitter * (2 * place - 1)), most)
@@ -64,25 +87,18 @@ def leapfrogs_of(settings: Settings, tuning: Tuning, draw: Array, most: Array | 
 
 
 def move(
-    settings: Settings,
     gradient: kernel.ValueAndGradient,
     words: Array,
     chains: kernel.State,
-    tuning: Tuning,
+    step: Float[Array, "z 1"],
     draw: Array,
-    most: Array | int,
+    leapfrogs: Array | int,
     block: int,
-) -> tuple[kernel.State, kernel.Info, Array]:
-    """One draw of every chain, and its leapfrogs."""
+) -> tuple[kernel.State, kernel.Info]:
+    """One draw of every chain."""
     size, count = chains.position.shape
     momentum, uniform = random_bits.momenta_and_uniforms(words, draw, size, count, chains.position.dtype)
-    steps: int | Array = settings.leapfrogs or 0
-    if settings.leapfrogs is None or settings.jitter:
-        steps = leapfrogs_of(settings, tuning, draw, most)
-    chains, info = kernel.transition(gradient, steps, axis=0, block=block)(
-        chains, momentum, uniform, tuning.step_size * tuning.scale[:, None]
-    )
-    return chains, info, jnp.asarray(steps, jnp.int32)
+    return kernel.transition(gradient, leapfrogs, axis=0, block=block)(chains, momentum, uniform, step)
 
 
 def find_first_step(
@@ -116,7 +132,8 @@ class Programs:
 
     def __init__(self, settings: Settings, gradient: kernel.ValueAndGradient, block: int = 1):
         self._settings, self._gradient, self._block = settings, gradient, block
-        self._plan = adaptation.schedule(settings.warmup)
+        self._schedule = adaptation.schedule(settings.warmup)
+        self._same_leapfrogs = None if settings.jitter else settings.leapfrogs
 
     def begin(self, chains: kernel.State, words: Array) -> WarmUp:
         """The chains before the first iteration."""
@@ -139,12 +156,14 @@ class Programs:
         return cast(WarmUp, found)
 
     def _warm_once(self, state: WarmUp, words: Array, i: Array) -> WarmUp:
-        settings, plan = self._settings, self._plan
+        settings, plan = self._settings, self._schedule
         most = jnp.where(i < plan.start, min(EARLY_LEAPFROGS, settings.max_leapfrogs), settings.max_leapfrogs)
         tuning = Tuning(
             jnp.exp(state.averaging.log_step), state.scale, adaptation.trajectory_of(state.slowest)
         )
-        chains, info, _ = move(settings, self._gradient, words, state.chains, tuning, i, most, self._block)
+        leapfrogs = self._same_leapfrogs or leapfrogs_of(settings, tuning, i, most)
+        step = tuning.step_size * tuning.scale[:, None]
+        chains, info = move(self._gradient, words, state.chains, step, i, leapfrogs, self._block)
         averaging = adaptation.average_step(
             state.averaging, info.acceptance.mean(), settings.target_acceptance
         )
@@ -172,39 +191,31 @@ class Programs:
             trajectory = step_size * settings.leapfrogs
         return Tuning(step_size, state.scale, trajectory)
 
-    def empty(self, chains: kernel.State) -> Draws:
-        """Room for all draws."""
-        samples, dtype = self._settings.samples, chains.position.dtype
-        size, count = chains.position.shape
-        return Draws(
-            jnp.zeros((samples, size, count), dtype),
-            jnp.zeros((samples, count), dtype),
-            jnp.zeros((samples, count), dtype),
-            jnp.zeros((samples, count), bool),
-            jnp.zeros(samples, jnp.int32),
-        )
+    def prepare(self, state: WarmUp) -> tuple[Tuning, Plan, Float[Array, "samples rows chains"]]:
+        """What warm-up ends with, what follows from it for each draw, and room for all draws."""
+        settings, tuning, (size, count) = self._settings, self.tuning(state), state.chains.position.shape
+        numbers = jnp.arange(settings.samples, dtype=jnp.int32)
+        if self._same_leapfrogs:
+            leapfrogs = jnp.full_like(numbers, self._same_leapfrogs)
+        else:
+            leapfrogs = leapfrogs_of(settings, tuning, numbers, settings.max_leapfrogs)
+        room = jnp.zeros((settings.samples, size + 2, count), state.chains.position.dtype)
+        return tuning, Plan(tuning.step_size * tuning.scale[:, None], leapfrogs), room
 
     def draw(
-        self, state: tuple[kernel.State, Draws], tuning: Tuning, words: Array, start: Array, stop: Array
-    ) -> tuple[kernel.State, Draws]:
+        self, state: tuple[kernel.State, Array], plan: Plan, words: Array, start: Array, stop: Array
+    ) -> tuple[kernel.State, Float[Array, "samples rows chains"]]:
         """Draws from `start` up to `stop`, each put in its place."""
 
-        def once(i: Array, state: tuple[kernel.State, Draws]) -> tuple[kernel.State, Draws]:
+        def once(i: Array, state: tuple[kernel.State, Array]) -> tuple[kernel.State, Array]:
             chains, draws = state
-            most = self._settings.max_leapfrogs
-            chains, info, steps = move(
-                self._settings, self._gradient, words, chains, tuning, i, most, self._block
-            )
-            diverging = ~(info.energy_change < DIVERGENCE)
-            found = Draws(chains.position, chains.log_density, info.acceptance, diverging, steps)
-            return chains, Draws(
-                *(
-                    lax.dynamic_update_index_in_dim(all_, one, i, 0)
-                    for all_, one in zip(draws, found, strict=True)
-                )
-            )
+            leapfrogs = self._same_leapfrogs or plan.leapfrogs[i]
+            chains, info = move(self._gradient, words, chains, plan.step, i, leapfrogs, self._block)
+            # Else a GPU's kernel that keeps the draw makes the decision again, from a copy of what was there before.
+            chains, info = lax.optimization_barrier((chains, info))  # type: ignore[no-untyped-call]
+            return chains, lax.dynamic_update_index_in_dim(draws, pack(chains, info), i, 0)
 
-        return cast(tuple[kernel.State, Draws], lax.fori_loop(start, stop, once, state))
+        return cast(tuple[kernel.State, Array], lax.fori_loop(start, stop, once, state))
 
 
 def choose(condition: Array, one: Parts, other: Parts) -> Parts:

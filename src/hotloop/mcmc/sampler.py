@@ -1,7 +1,8 @@
 """Sampling a log density over a pytree: the host's part. `sample` is what most programs want.
 
 Warm-up and draws are two compiled loops (loops.py), each called in pieces of a quarter of a second, between which a
-progress bar moves and Ctrl-C is heard; where pieces end does not change the result.
+progress bar moves and Ctrl-C is heard; where pieces end does not change the result. Each call has a cost of its own,
+so what is known to take less than a quarter of a second is one.
 """
 
 import time
@@ -11,6 +12,7 @@ from typing import Any, TypeVar, Unpack, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from hotloop.compiler_options import keep_loops_on_the_card
@@ -18,7 +20,7 @@ from hotloop.engine import progress
 from hotloop.engine.device import platform
 from hotloop.errors import OptionError
 from hotloop.mcmc import kernel, random_bits, target
-from hotloop.mcmc.loops import Draws, Programs, Tuning
+from hotloop.mcmc.loops import Draws, Programs, unpack
 from hotloop.mcmc.result import Result, Seconds
 from hotloop.mcmc.settings import Options, read_settings
 
@@ -58,9 +60,11 @@ class Sampler:
         self._chains = self.settings.chains
         self._shared = one is initial
         self._show = progress.hide if quiet else progress.show
+        self._first_piece: int | None = None
         self._layout = target.layout_of(one)
         target.check_density(log_density, self._layout)
-        self._gradient = target.over_columns(log_density, self._layout)
+        stack = target.stack_on_a_card if platform() == "gpu" else jnp.concatenate
+        self._gradient = target.over_columns(log_density, self._layout, stack)
         with self._show("hmc", None) as bar, bar.compiling(recorded=False):
             self.compile_seconds = _seconds(self._compile_start)
             if not callable(initial):
@@ -77,47 +81,47 @@ class Sampler:
         programs, chains = Programs(self.settings, self._gradient, block), self._start.out_info
         options = keep_loops_on_the_card(platform())
         begin = jax.jit(programs.begin).lower(chains, WORDS)
-        tuning = jax.jit(programs.tuning).lower(begin.out_info)
-        room = jax.jit(programs.empty).lower(chains)
+        prepare = jax.jit(programs.prepare).lower(begin.out_info)
+        _, plan, room = prepare.out_info
         warm = jax.jit(programs.warm, donate_argnums=0).lower(begin.out_info, WORDS, INT, INT)
-        draw = jax.jit(programs.draw, donate_argnums=0).lower(
-            (chains, room.out_info), tuning.out_info, WORDS, INT, INT
-        )
-        arrange = jax.jit(self._arrange).lower(room.out_info)
+        draw = jax.jit(programs.draw, donate_argnums=0).lower((chains, room), plan, WORDS, INT, INT)
+        arrange = jax.jit(self._arrange).lower(room)
         self._begin, self._warm = begin.compile(), warm.compile(compiler_options=options)
-        self._tuning, self._empty = tuning.compile(), room.compile()
-        self._draw, self._arranged = draw.compile(compiler_options=options), arrange.compile()
+        self._prepare, self._arranged = prepare.compile(), arrange.compile()
+        self._draw = draw.compile(compiler_options=options)
 
-    def _arrange(self, draws: Draws) -> tuple[PyTree, Draws]:
+    def _arrange(self, packed: Array) -> tuple[PyTree, Draws]:
         """Draws as the user wants them: chains first, positions as pytrees."""
+        draws = unpack(packed)
         samples = self._layout.unravel(draws.position.transpose(2, 0, 1))
-        return samples, draws._replace(
-            position=draws.position[:0],
-            log_density=draws.log_density.T,
-            acceptance=draws.acceptance.T,
-            diverging=draws.diverging.T,
-        )
+        return samples, Draws(draws.position[:0], *(each.T for each in draws[1:]))
 
     def run(self, key: Array) -> Result:
         """Warm-up and draws with the randomness of `key`."""
         settings = self.settings
         target.check_key(key)
-        starts, first, warm, kept = jax.random.split(key, 4)
+        starts, *keys = jax.random.split(key, 4)
         state = self._start(self._positions(starts))
         target.check_start(state)
         began = time.perf_counter()
-        warmed = self._begin(state, random_bits.words_of(first))
+        first, warm, kept = (random_bits.words_of(key) for key in keys)
+        warmed = self._begin(state, first)
         with self._show(f"warm-up of {self._chains} chains", settings.warmup) as bar:
-            words = random_bits.words_of(warm)
-            warmed = _in_pieces(settings.warmup, lambda s, *at: self._warm(s, words, *at), warmed, bar)
-        tuning: Tuning = self._tuning(warmed)
-        _wait(tuning)
+            piece = self._first_piece or FIRST_PIECE
+            warmed, piece = _in_pieces(
+                settings.warmup, lambda s, *at: self._warm(s, warm, *at), warmed, bar, piece
+            )
+        tuning, plan, room = _wait(self._prepare(warmed))
         between = time.perf_counter()
+        if settings.warmup > 0 and between - began < PIECE_SECONDS:
+            self._first_piece = settings.warmup
         with self._show(f"draws of {self._chains} chains", settings.samples) as bar:
-            words = random_bits.words_of(kept)
-            drawn = warmed.chains, self._empty(warmed.chains)
-            _, draws = _in_pieces(
-                settings.samples, lambda s, *at: self._draw(s, tuning, words, *at), drawn, bar
+            (_, draws), _ = _in_pieces(
+                settings.samples,
+                lambda s, *at: self._draw(s, plan, kept, *at),
+                (warmed.chains, room),
+                bar,
+                piece,
             )
         samples, others = _wait(self._arranged(draws))
         seconds = Seconds(self.compile_seconds, between - began, time.perf_counter() - between)
@@ -126,7 +130,7 @@ class Sampler:
             log_density=others.log_density,
             acceptance=others.acceptance,
             diverging=others.diverging,
-            leapfrogs=others.leapfrogs,
+            leapfrogs=plan.leapfrogs,
             step_size=float(tuning.step_size),
             trajectory=float(tuning.trajectory),
             mass=self._layout.unravel(1 / jnp.square(tuning.scale)),
@@ -177,18 +181,21 @@ def sample(
     return Sampler(log_density, initial, quiet=quiet, **options).run(key)
 
 
-def _in_pieces(total: int, call: Callable[..., State], state: State, bar: progress.Progress) -> State:
-    """`call(state, start, stop)` over all iterations, in calls of about a quarter of a second."""
-    done, piece = 0, FIRST_PIECE
+def _in_pieces(
+    total: int, call: Callable[..., State], state: State, bar: progress.Progress, piece: int
+) -> tuple[State, int]:
+    """`call(state, start, stop)` over all iterations, in calls of about a quarter of a second, of which the first has
+    `piece` iterations; and how many the next one would have."""
+    done = 0
     while done < total:
         stop = min(done + piece, total)
         began = time.perf_counter()
-        state = _wait(call(state, jnp.int32(done), jnp.int32(stop)))
+        state = _wait(call(state, np.int32(done), np.int32(stop)))
         took = time.perf_counter() - began
         bar.advance(stop - done)
         piece = max(1, min(16 * piece, round((stop - done) * PIECE_SECONDS / took)))
         done = stop
-    return state
+    return state, piece
 
 
 def _wait(found: State) -> State:

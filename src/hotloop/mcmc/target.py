@@ -7,19 +7,21 @@ that do not fit, a log density that is not one number, or not finite at the star
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float
 
 from hotloop.errors import OptionError
 from hotloop.mcmc.kernel import State, ValueAndGradient
 
 FLOATS = ("float32", "float64")
+FEW_PARTS = 8
 PyTree = Any
 
 
@@ -93,10 +95,17 @@ def separate_chains(initial: PyTree) -> tuple[int, PyTree]:
     return next(iter(counts.values()), (0,))[0], one
 
 
-def over_columns(log_density: Callable[[PyTree], Array], layout: Layout) -> ValueAndGradient:
+Stack = Callable[[list[Array]], Array]
+"""Rows below rows."""
+
+
+def over_columns(
+    log_density: Callable[[PyTree], Array], layout: Layout, stack: Stack = jnp.concatenate
+) -> ValueAndGradient:
     """Value and gradient of every column at once: the density of one position is mapped over the chains.
 
-    Chains are the last axis all the way, so that sums over a position run along whole vectors of chains.
+    Chains are the last axis all the way, so that sums over a position run along whole vectors of chains. `stack` puts
+    the gradients by the leaves of a position together.
     """
 
     def total(positions: PyTree) -> tuple[Array, Array]:
@@ -111,9 +120,23 @@ def over_columns(log_density: Callable[[PyTree], Array], layout: Layout) -> Valu
                 jax.tree.unflatten(layout.treedef, shaped)
             )
         slopes = [leaf.reshape(-1, columns.shape[1]) for leaf in jax.tree.leaves(slope)]
-        return values.astype(layout.dtype), slopes[0] if len(slopes) == 1 else jnp.concatenate(slopes)
+        return values.astype(layout.dtype), slopes[0] if len(slopes) == 1 else stack(slopes)
 
     return value_and_gradient
+
+
+def stack_on_a_card(parts: list[Float[Array, "_ chains"]]) -> Float[Array, "z chains"]:
+    """A few parts, padded and added: XLA makes a GPU's concatenation a kernel of its own kind, with which a leapfrog is
+    two kernels, not one. On a CPU the eight schools' draws take about a quarter longer with it."""
+    if len(parts) > FEW_PARTS:
+        return jnp.concatenate(parts)
+    total, above, zero = sum(len(part) for part in parts), 0, jnp.zeros((), parts[0].dtype)
+    padded = []
+    for part in parts:
+        below = total - above - len(part)
+        padded.append(lax.pad(part, zero, ((above, below, 0), (0, 0, 0))))
+        above += len(part)
+    return reduce(jnp.add, padded)
 
 
 def full_products() -> AbstractContextManager[object]:
