@@ -170,6 +170,8 @@ def window(ready: Ready, seconds: float) -> dict[str, float]:
 def check_clients(told: list[dict[str, Any]], lasted: float) -> None:
     """The program ends where a request failed, or a client was not sending all the time."""
     for each in told:
+        if "failures" not in each:  # it ended with an error before it had any figures
+            raise SystemExit(f"a client had no answer: {each.get('error', each)}")
         if each["failures"]:
             raise SystemExit(f"{each['failures']} requests failed: {each['reasons']}")
         if each["seconds"] < lasted:

@@ -4,7 +4,6 @@ A row is one case on one machine, ours beside one peer. A file of another form g
 but medians over rounds where a file has the rounds and not the median. speed_tables.py makes the page of them.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from speed_sources import Source, age, family_of, read_source
+from speed_sources import Source, age, family_of, fault_of, read_document, read_source
 
 FAMILIES = ("cnn", "estimator", "vcd", "recommender", "kernels", "hmc", "serving")
 NAMES = {
@@ -44,6 +43,10 @@ class Row:
     their_memory: int | None = None
     samples: int | None = None  # of an epoch, where `unit` is samples a second
 
+    def __post_init__(self) -> None:
+        if not self.ours > 0:
+            raise ValueError(f"{self.case}: {self.ours} {self.unit}")
+
     @property
     def key(self) -> tuple[str, str, str, str | None]:
         """What is measured where, and beside whom."""
@@ -57,7 +60,11 @@ class Row:
 
 def rows_of(path: Path) -> Iterator[Row]:
     """All comparisons of a file, in its order; none for a file of another form."""
-    document = json.loads(path.read_text())
+    with fault_of(path):
+        yield from _rows_in(path, read_document(path))
+
+
+def _rows_in(path: Path, document: Mapping[str, Any]) -> Iterator[Row]:
     source, results = read_source(path, document), document.get("results", [])
     if isinstance(results, dict) and "sides" in results.get("peers", {}):
         yield from _serving(source, results["peers"]["sides"])

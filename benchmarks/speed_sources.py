@@ -4,7 +4,9 @@ Files of several programs and months differ in where they say it; speed_rows.py 
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,29 @@ class Source:
     """Its generation, of a CPU."""
     is_quiet: bool = True
     """Whether nothing else ran before, as far as the file says."""
+
+
+@contextmanager
+def fault_of(path: Path) -> Iterator[None]:
+    """One line with the file's name for what is not in it, or is not what its program writes."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        raise SystemExit(f"{path}: not a file of results: {type(error).__name__}: {error}") from error
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """What a file holds; a file of lines says nothing of itself. ValueError for what is none of results."""
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d_\w+", path.stem):
+        raise ValueError("its name is not DATE_WORDS")
+    document = json.loads(path.read_text(), parse_constant=_refuse) if path.suffix == ".json" else {}
+    if not isinstance(document, dict):
+        raise ValueError("not an object of JSON")
+    return document
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no figure")
 
 
 def read_source(path: Path, document: Mapping[str, Any]) -> Source:

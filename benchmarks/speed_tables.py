@@ -4,7 +4,6 @@ Nothing is measured here, and nothing stands on these pages that is in no file: 
 program makes. The newest row of a case on a machine beside a peer is shown (speed_rows.py); all files stay listed.
 """
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import speed_whole
 from speed_cells import LINK, duration, figure, gibibytes, made, natural, table
 from speed_rows import FAMILIES, Row, newest, rows_of
-from speed_sources import Source, read_source
+from speed_sources import Source, fault_of, read_document, read_source
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -122,8 +121,8 @@ def history_page(folder: Path) -> str:
     """docs/history.md."""
     lines = []
     for path in sorted(folder.glob("*.json*"), key=lambda path: (path.name[:10], path.name), reverse=True):
-        # A file of lines says nothing of itself.
-        source = read_source(path, json.loads(path.read_text()) if path.suffix == ".json" else {})
+        with fault_of(path):
+            source = read_source(path, read_document(path))
         link = f"[{path.name[11:]}]({LINK}/{path.name})"
         machine = ", ".join(filter(None, (source.machine, source.processor)))
         lines.append(f"| {source.date} | {link} | {machine} | {source.commit} | `{source.command}` |")
@@ -131,6 +130,7 @@ def history_page(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    for name, make in (("speed.md", speed_page), ("history.md", history_page)):
-        (ROOT / "docs" / name).write_text(make(RESULTS))
+    pages = {"speed.md": speed_page(RESULTS), "history.md": history_page(RESULTS)}
+    for name, text in pages.items():
+        (ROOT / "docs" / name).write_text(text)
         print(f"docs/{name}")

@@ -4,7 +4,6 @@ A row is what was trained by which command on a machine, of all the seeds that a
 reader here; nothing is computed but means over runs.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from speed_cells import duration, figure, gibibytes, natural, spread
-from speed_sources import Source, age, read_source
+from speed_sources import Source, age, fault_of, read_document, read_source
 
 COLUMNS = ("what", "machine", "result", "updates", "in all", "rate", "memory")
 Documents = Mapping[str, Any]
@@ -40,14 +39,17 @@ class Whole:
 def whole_runs(folder: Path) -> list[Whole]:
     """Of each training on a machine the newest file's, in the order of their names."""
     found: dict[tuple[str, str], Whole] = {}
-    rows = (row for path in folder.glob("*.json") for row in _rows_of(path))
+    rows: list[Whole] = []
+    for path in folder.glob("*.json"):
+        with fault_of(path):
+            rows += _rows_of(path)
     for row in sorted(rows, key=lambda row: age(row.source)):
         found[row.what, row.source.machine] = row
     return [found[key] for key in sorted(found, key=lambda key: (natural(key[0]), key[1]))]
 
 
 def _rows_of(path: Path) -> Iterator[Whole]:
-    document = json.loads(path.read_text())
+    document = read_document(path)
     results = document.get("results", [])
     first = next(iter(results.values() if isinstance(results, dict) else results), {})
     names = {*document, *(first if isinstance(first, dict) else {})}

@@ -127,6 +127,7 @@ def measure(case: Case, seed: int, cache: Path, options: argparse.Namespace) -> 
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{row['command']}: status {done.returncode}\n{done.stderr[-2000:]}")
+        refuse_stand_in(case, done.stderr.splitlines())
         records = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
         config = json.loads((run / "config.json").read_text())
         row |= read_run(records, batch_of(config), case, in_part=options.smoke)
@@ -141,6 +142,13 @@ def batch_of(config: Mapping[str, Any]) -> int:
     return int(next(config[name] for name in names if config.get(name)))
 
 
+def refuse_stand_in(case: Case, said: Sequence[str]) -> None:
+    """SystemExit where one of these lines says so: not every family has that among its records, but all print it."""
+    for line in said:
+        if (words := line.removeprefix("warning: ")).startswith(STAND_IN):
+            raise SystemExit(f"{case.name}: {words}; --data names the folder of the real ones")
+
+
 def read_run(
     records: Sequence[Mapping[str, Any]], batch: int, case: Case, *, in_part: bool = False
 ) -> dict[str, Any]:
@@ -148,9 +156,7 @@ def read_run(
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         kinds.setdefault(record["event"], []).append(record)
-    for warning in kinds.get("warning", []):
-        if warning["message"].startswith(STAND_IN):
-            raise SystemExit(f"{case.name}: {warning['message']}; --data names the folder of the real ones")
+    refuse_stand_in(case, [warning["message"] for warning in kinds.get("warning", [])])
     found = [
         each
         for each in kinds.get(case.event, [])
@@ -219,7 +225,8 @@ def save(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None
 
     kept = [{name: value for name, value in row.items() if name != "environment"} for row in rows]
     about = {
-        "command": f"python benchmarks/time_to_result.py --device {options.device} --cases {' '.join(options.cases)}",
+        "command": f"python benchmarks/time_to_result.py --device {options.device} --cases {' '.join(options.cases)}"
+        + " --smoke" * options.smoke,
         "load_before": max(row["load_before"] for row in rows),
     }
     common.save(options.save, about, kept, rows[0]["environment"])
@@ -281,7 +288,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the results as JSON")
     options = parser.parse_args(arguments)
-    options.cases = options.cases or list(USUAL[options.device])
+    if options.save and not options.save.absolute().parent.is_dir():
+        parser.error(f"--save {options.save}: its folder is not there")  # not after the first run
+    options.cases = list(dict.fromkeys(options.cases or USUAL[options.device]))
     return options
 
 

@@ -1,4 +1,5 @@
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations, pairwise
 
@@ -197,3 +198,15 @@ def test_the_texts_of_ticks_stay_inside_the_drawing(names):
         x, length = float(tick.get("x")), 6 * len(tick.text)
         start = {"start": x, "middle": x - length / 2, "end": x - length}[tick.get("text-anchor")]
         assert left <= start and start + length <= right
+
+
+def test_long_names_above_their_rows_take_several_lines_and_can_be_told_apart():
+    names = [
+        f"grouped-conv 1x56x56x64, 64 groups, 10 blocks {kind}, float32 · torch"
+        for kind in ("inference", "training")
+    ]
+    image = Strips("t", Axis("x"), [Strip(name, 1.0, 2.0, 3.0) for name in [*names, "short"]]).render(PHONE)
+    texts = re.findall(r'<text class="note" x="0.0" y="([\d.]+)" text-anchor="start">(.*?)</text>', image)
+    assert " ".join(text for _, text in texts) == " ".join([*names, "short"])
+    heights = [float(y) for y, _ in texts]
+    assert heights[0] > 12 and all(below - above >= 18 for above, below in pairwise(heights))

@@ -105,3 +105,8 @@ def test_a_small_model_is_served_and_measured_in_two_formats(program, tmp_path, 
     found = list(speed_rows.rows_of(file))
     assert [row.case.split(", ")[2] for row in found] == ["16 bits", "32 bits"]
     assert found[0].ours == document["results"][0]["served"]["median"]
+
+
+def test_a_client_without_any_figures_ends_the_program_with_what_it_said(program):
+    with pytest.raises(SystemExit, match="a client had no answer: no request was answered"):
+        program.check_clients([{"error": "no request was answered"}], 1.0)

@@ -284,6 +284,24 @@ def test_files_of_other_forms_give_no_rows_and_are_listed(tmp_path):
     assert "[growth_cpu.json]" in listed and "`python benchmarks/growth.py`" in listed
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("2026-11-20_cnn_cpu.json", '{"results": ['),
+        ("2026-11-20_cnn_cpu.json", "[1, 2]"),
+        ("2026-11-20_cnn_cpu.json", '{"results": [{"ratio": NaN}]}'),
+        ("2026-11-20_cnn_cpu.json", '{"results": null}'),
+        ("2026-11-20_cnn_cpu.json", json.dumps({"results": [side("torch", 1.0)]})),
+        ("2026-11-20_cnn_cpu.json", json.dumps({"results": [side("ours", 0.0), side("torch", 1.0)]})),
+        ("new.json", "{}"),
+    ],
+)
+def test_a_file_that_is_not_of_results_is_named_in_one_line(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SystemExit, match=rf"^\S*/{name}: not a file of results: .*$"):
+        speed_tables.speed_page(tmp_path)
+
+
 def test_users_of_a_shape_are_those_that_were_drawn():
     text = (ROOT / "benchmarks" / "peers" / "netflix_shape.py").read_text()
     drawn = dict(re.findall(r'"(\w+)": \(([\d_]+),', text))

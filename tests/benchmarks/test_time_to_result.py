@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,36 @@ def test_a_run_on_a_stand_in_or_on_a_part_of_the_data_is_refused(program):
     with pytest.raises(SystemExit, match="10,000 test images, not 20,000: a part of CIFAR-10"):
         program.read_run(RECORDS, 50, images(program, tested=20_000))
     program.read_run(RECORDS, 50, images(program, tested=20_000), in_part=True)
+
+
+def test_a_stand_in_that_a_run_only_prints_is_refused(program, monkeypatch, tmp_path):
+    def run(command, **_):
+        folder = Path(command[command.index("--results-dir") + 1]) / "run"
+        folder.mkdir()
+        (folder / "events.jsonl").write_text("\n".join(map(json.dumps, RECORDS)))
+        Path(command[command.index("--child") + 1]).write_text("1")
+        for name in ("config", "environment"):
+            (folder / f"{name}.json").write_text('{"batch_size": 50}')
+        said = "warning: STAND-IN DATA: 60,000 + 10,000 procedural digits, not mnist"
+        return subprocess.CompletedProcess(command, 0, "", said)
+
+    monkeypatch.setattr(program.subprocess, "run", run)
+    monkeypatch.setitem(program.CASES, "mnist", replace(program.CASES["mnist"], figure="accuracy"))
+    with pytest.raises(SystemExit, match=r"mnist: STAND-IN DATA.*not mnist; --data names the folder"):
+        program.main(["--cases", "mnist"])
+
+
+def test_a_short_run_says_so_in_its_file_and_a_file_in_no_folder_is_refused_first(
+    program, tmp_path, monkeypatch, capsys
+):
+    row = {"environment": {}, "load_before": 0.0}
+    file = tmp_path / "result.json"
+    program.save([row], program.parsed(["--cases", "mnist", "mnist", "--smoke", "--save", str(file)]))
+    command = json.loads(file.read_text())["command"]
+    assert command == "python benchmarks/time_to_result.py --device cpu --cases mnist --smoke"
+    with pytest.raises(SystemExit):
+        program.main(["--save", str(tmp_path / "nowhere" / "result.json")])
+    assert "its folder is not there" in capsys.readouterr().err
 
 
 def config_of(words):

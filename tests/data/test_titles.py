@@ -28,6 +28,8 @@ U_ITEM += "267|unknown||||1|0|0\n1654|Misérables, Les (1995)|01-Jan-1995||x|0|0
         ),
         (b"\xef\xbb\xbfitem_id\ttitle\n5\ta  b\n", {5: "a b"}),
         (b"7,A\n8,B", {7: "A", 8: "B"}),
+        (b'1,"Postino, Il",Drama|Romance\n2,Up::Down,Comedy\n', {1: "Postino, Il", 2: "Up::Down"}),
+        (b"1|Face::Off, The (1997)|x\n2|B\n", {1: "Face::Off, The (1997)", 2: "B"}),
     ],
 )
 def test_files_of_movielens_are_understood(content, expected, tmp_path):

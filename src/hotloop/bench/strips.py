@@ -5,6 +5,7 @@ and a word. Names stand beside their rows, or above them where a page is narrow.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from textwrap import wrap
 from typing import NamedTuple
 
 from hotloop.bench.axes import (
@@ -91,7 +92,9 @@ class Strips:
             left = min(LETTER * max(map(len, self._names()), default=0) + 12, NAMES * width)
         stop = width - (right if beside else RIGHT)
         second = LINE if any(ends_text) or any(row.detail for row in self.rows) else 0
-        height = ROW if beside else TALL_ROW + second
+        lines = [_lines_of(row.name, width) for row in self.rows]
+        more = LINE * (max(map(len, lines), default=1) - 1)  # for names that need several lines
+        height = ROW if beside else TALL_ROW + second + more
         base = 6.0 + height * len(self.rows)
         numbers = [each for row in self.rows for each in (row.low, row.value, row.high, *row.values)]
         at = [] if self.at is None else [self.at]
@@ -111,7 +114,9 @@ class Strips:
             if beside:
                 parts.append(_draw_name(row, y + 4, left - 12))
             else:
-                parts.append(draw_text("note", 0, y - 15 - second, row.name, room=width))
+                first = y - 15 - second - LINE * (len(lines[number]) - 1)
+                for below, text in enumerate(lines[number]):
+                    parts.append(draw_text("note", 0, first + LINE * below, text, room=width))
                 parts.append(draw_text("detail", 0, y - 15, row.detail, room=width - right))
             css = f"word {row.word.lower()}" if row.word else "number"
             parts.append(draw_text(css, width - 2, y + 4 if beside else y - 15, ends_text[number], "end"))
@@ -134,6 +139,11 @@ class Strips:
             x = place(row.value)
             parts.append(draw_line(f"middle {css}", (x, y - 9), (x, y + 9)))
         return parts
+
+
+def _lines_of(name: str, width: float) -> list[str]:
+    """A name in lines that fit, broken between words: cut, those of two rows could be the same."""
+    return wrap(name, max(1, int(width / LETTER)), break_long_words=False) or [name]
 
 
 def _draw_name(row: Strip, y: float, room: float) -> str:

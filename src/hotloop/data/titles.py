@@ -1,7 +1,8 @@
 """Titles of items by their ids: MovieLens' u.item, movies.dat and movies.csv, and lines of id and title like them.
 
-The first line decides what separates fields: `|`, `::`, a TAB or a comma, where fields may be quoted. Ids are the first
-field, titles the second, the rest is passed over. MovieLens wrote its older files in Latin-1.
+The first line decides what separates fields: whichever of `|`, `::`, a TAB or a comma comes first in it, as titles and
+genres have the others; between commas fields may be quoted. Ids are the first field, titles the second, the rest is
+passed over. MovieLens wrote its older files in Latin-1.
 """
 
 import csv
@@ -45,9 +46,10 @@ def _split_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     first = next((line for line in lines if line.strip()), "")
     if not first:
         return
-    separator = next((each for each in ("::", "|", "\t", ",") if each in first), None)
-    if separator is None:
+    separators = sorted((each for each in ("::", "|", "\t", ",") if each in first), key=first.index)
+    if not separators:
         raise DataError(f"{path}: line {lines.index(first) + 1}: no '|', '::', TAB or comma; {EXPECTED}")
+    separator = separators[0]
     if separator != ",":
         rows = enumerate((line.rstrip("\r").split(separator) for line in lines), 1)
         yield from ((number, fields) for number, fields in rows if fields != [""])

@@ -194,6 +194,22 @@ def test_several_inputs_and_outputs_by_name(tmp_path: Path) -> None:
     assert set(row) == {"logits", "size"} and row["logits"].shape == (2,)
 
 
+def test_inputs_in_a_list_stand_beside_labels_and_anything_else_is_one_line(tmp_path: Path) -> None:
+    first, second = keras.Input((5,)), keras.Input((5,))
+    model = keras.Model([first, second], keras.layers.Dense(2)(keras.layers.Add()([first, second])))
+    model.compile("sgd", LOGITS)
+    estimator = estimate(tmp_path, model).train(([X, 2 * X], Y), steps=2)
+    rows = np.array(list(estimator.predict(([X, 2 * X], None))))
+    np.testing.assert_allclose(
+        rows, estimator.to_keras().predict([X, 2 * X], verbose=0), rtol=2e-5, atol=2e-6
+    )
+    with pytest.raises(
+        HotloopError, match=r"fails on the features float32\[.*to predict \(\[a, b\], None\)"
+    ) as found:
+        list(estimator.predict([X, 2 * X]))  # two batches of one input
+    assert "\n" not in str(found.value)
+
+
 class OwnStep(keras.Sequential):  # type: ignore[misc]
     def compute_loss(self, *given: Any, **more: Any) -> Any:
         return 2 * super().compute_loss(*given, **more)

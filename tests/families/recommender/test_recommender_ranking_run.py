@@ -121,6 +121,8 @@ def test_evaluate_gives_an_order_and_no_ratings_and_predict_is_refused(run):
         evaluate.run_predict(PredictOptions(run=run), runs.Listener())
     with pytest.raises(OptionError, match=r"--round: .* predicts no ratings"):
         recommend.run(RecommendOptions(run=run, all=True, round=True), runs.Listener())
+    with pytest.raises(OptionError, match=r"--round: .* predicts no ratings"):
+        evaluate.run(EvaluateOptions(run=run, round=True), runs.Listener())
 
 
 def best_columns(scores, row, top):

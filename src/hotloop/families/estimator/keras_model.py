@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.engine.keys import sample_keys
-from hotloop.errors import OptionError
+from hotloop.errors import OptionError, first_line
 from hotloop.families.estimator.config import Mode, ModelSpec, RunConfig, describe
 from hotloop.families.estimator.keras_parts import (
     from_keras_optimizer,
@@ -26,6 +26,7 @@ from hotloop.families.estimator.keras_parts import (
     read_compiled_metrics,
 )
 from hotloop.families.estimator.sample_draws import join_keys
+from hotloop.families.estimator.tracing import describe_form
 
 SPARSE = "sparse_categorical_crossentropy"  # the loss whose labels are classes
 WITH_LOSSES = "losses of layers"  # beside the outputs, where the model has any: regularisers and `add_loss`
@@ -126,7 +127,14 @@ class KerasModel:
             is_masked.append(has_mask(found.outputs))
             return found
 
-        found = jax.eval_shape(call_once, features)
+        try:
+            found = jax.eval_shape(call_once, features)
+        except Exception as error:  # whatever layers throw at features of another form
+            forms = ", ".join(describe_form(leaf) for leaf in jax.tree.leaves(features))
+            raise OptionError(
+                f"from_keras: {self.keras_model.name} fails on the features {forms}: {first_line(error)}; several "
+                "inputs are a dict by name, or a list beside labels: ([a, b], labels), to predict ([a, b], None)"
+            ) from error
         if any(is_masked) and mode is not Mode.PREDICT:
             self._refuse_masks()
         wraps, outputs = bool(found.losses) and mode is not Mode.PREDICT, found.outputs

@@ -61,6 +61,8 @@ def load_on_devices(config: CheckpointOptions) -> tuple[SavedRun, Mesh | None]:
 
 def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
     found, mesh = load_on_devices(config)
+    if found.job.is_ranking and config.round:
+        raise OptionError(f"--round: {config.run} was trained by --objective ranking and predicts no ratings")
     chosen = load_evaluation_set(config, found, found.load_training(), console)
     size = config.batch_size or found.batch_size
     started = time.perf_counter()
