@@ -86,8 +86,9 @@ def kill(process: "subprocess.Popen[str]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if process.stdout:
-        process.stdout.close()
+    for stream in (process.stdout, process.stderr):
+        if stream:
+            stream.close()
 
 
 def prepare(bits: str, place: Path, stack: ExitStack, options: argparse.Namespace) -> Ready:
@@ -121,10 +122,10 @@ def measure(ready: Ready, options: argparse.Namespace) -> dict[str, Any]:
     """The rounds of one format."""
     words = f"request {ready.url} --batch-size {ROWS} --num-threads {THREADS} --num-images {FOREVER}"
     with ExitStack() as stack:
-        clients = Clients([start(f"{words} --json", subprocess.DEVNULL) for _ in range(PROCESSES)])
+        clients = Clients([start(f"{words} --json", subprocess.PIPE) for _ in range(PROCESSES)])
         for process in clients.processes:
             stack.callback(kill, process)
-        await_all(ready)
+        await_all(ready, clients)
         began = time.perf_counter()
         rounds = [
             one_round(ready, clients, options.seconds) | {"alone": ready.raw.rate(ALONE_ROWS)}
@@ -137,14 +138,33 @@ def measure(ready: Ready, options: argparse.Namespace) -> dict[str, Any]:
     return row_of(ready, rounds, told, [*ready.commands, f"{PROCESSES} x hotloop {command}"])
 
 
-def await_all(ready: Ready) -> None:
-    """Until the server answers as much in a second as in the one before, which it does when all clients have begun."""
+def await_all(ready: Ready, clients: Clients) -> None:
+    """Until all clients have begun and the server answers as much in a second as in the one before."""
+    for process in clients.processes:
+        await_line(process, f", {THREADS} clients, ")
     rate, until = 0.0, time.monotonic() + 60
+    begun = (
+        ready.stats()[1]["inference_count"] + 2 * PROCESSES * THREADS * ROWS
+    )  # each connection has warmed up by then
     while time.monotonic() < until:
+        if ready.stats()[1]["inference_count"] < begun:
+            time.sleep(0.1)
+            continue
         before, rate = rate, window(ready, 1.0)["rate"]
         if before and abs(rate / before - 1) < ALIKE:
             return
     raise SystemExit("the clients have not come to a steady rate within a minute")
+
+
+def await_line(process: "subprocess.Popen[str]", words: str) -> None:
+    """Until the process says so on its standard error, of which the rest is for its end."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if words in line:
+            return
+    raise SystemExit(f"a client ended before it began: {''.join(said)[-2000:]}")
 
 
 def one_round(ready: Ready, clients: Clients, seconds: float) -> dict[str, float]:
@@ -246,7 +266,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1.2, help="of a window")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.rounds < 1 or not 0 < options.seconds < float("inf"):
+        parser.error("--rounds and --seconds must be more than 0")
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: its folder is not there")  # not after everything
+    return options
 
 
 if __name__ == "__main__":

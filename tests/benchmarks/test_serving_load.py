@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,21 @@ def test_a_small_model_is_served_and_measured_in_two_formats(program, tmp_path, 
 def test_a_client_without_any_figures_ends_the_program_with_what_it_said(program):
     with pytest.raises(SystemExit, match="a client had no answer: no request was answered"):
         program.check_clients([{"error": "no request was answered"}], 1.0)
+
+
+@pytest.mark.parametrize("words", ["--rounds 0", "--seconds 0", "--seconds nan", "--json missing/file.json"])
+def test_what_cannot_be_measured_is_refused_before_anything_is_exported(program, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.main(words.split())
+    assert ended.value.code == 2 and words.split()[0] in capsys.readouterr().err
+
+
+def test_a_client_that_ends_before_it_began_ends_the_program_with_what_it_said(program):
+    def client(said):
+        command = [sys.executable, "-c", f"import sys; print({said!r}, file=sys.stderr)"]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    with client("URL: 99 rows to m, 4 clients, 16 rows a request") as good:
+        program.await_line(good, ", 4 clients, ")
+    with client("no such model") as bad, pytest.raises(SystemExit, match="before it began: no such model"):
+        program.await_line(bad, ", 4 clients, ")
