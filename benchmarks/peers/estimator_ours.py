@@ -64,7 +64,7 @@ class ByEstimator:
     ):  # fmt: skip
         config = RunConfig(model_dir=folder, batch_size=batch, iterations_per_call=per_call, seed=SEED)
         params = {"recipe": "reference", "learning_rate": rate, "updates": 1}
-        self.estimator = Estimator(model_of(weights, dropout), config, params)
+        self.estimator = Estimator(model_of(weights, dropout), config, params, quiet=True)
         self.images, self.labels, self.per_call = images, labels, per_call
 
     def input_fn(self) -> Arrays:

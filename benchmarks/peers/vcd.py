@@ -39,7 +39,7 @@ from hotloop.families.vcd.config import VcdModel
 
 BATCHES = 500  # of a pass over the images
 START = 40  # updates from random weights to those that all sides begin with
-WARM_UP = 60  # updates of each side before it is timed
+WARM_UP = 60  # updates of each side before it is timed, or as many as whole calls have
 LIKENESS = 0.1  # how far step sizes may part in them, relative; chance makes 0.01 to 0.02 of it
 FLOORS = {"torch": 1.6, "blackjax": 0.95}
 
@@ -139,9 +139,10 @@ def said(errors: dict[str, float]) -> str:
 
 
 def warmed_up(all_sides: dict[str, Side]) -> None:
-    """Some updates of each; whose step size parts from ours samples something else."""
+    """As many updates of each; whose step size parts from ours samples something else."""
+    shared = math.lcm(*(side.multiple for side in all_sides.values()))
     for name, side in all_sides.items():
-        side.advance(WARM_UP // side.multiple * side.multiple or side.multiple)
+        side.advance(-(-WARM_UP // shared) * shared)
         size, ours = side.step_size(), all_sides["ours"].step_size()
         if not abs(size / ours - 1) <= LIKENESS:
             raise SystemExit(

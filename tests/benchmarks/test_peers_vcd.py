@@ -110,3 +110,21 @@ def test_torch_begins_with_the_weights_that_it_was_given() -> None:
     state = vcd.init(job, jax.random.key(0))
     side = program.plain_torch(job, data, state, "cpu")
     assert side.step_size() == pytest.approx(job.model.step_size)
+
+
+def test_step_sizes_are_compared_after_as_many_updates() -> None:
+    import vcd
+
+    done = {"ours": 0, "torch": 0}
+
+    def side(name: str, multiple: int, rate: float) -> vcd.Side:
+        def advance(count: int) -> None:
+            assert count % multiple == 0
+            done[name] += count
+
+        return vcd.Side(advance, lambda: rate ** done[name], None, multiple)
+
+    vcd.warmed_up({"ours": side("ours", 200, 0.99), "torch": side("torch", 1, 0.99)})
+    assert done == {"ours": 200, "torch": 200}
+    with pytest.raises(SystemExit, match="not the same sampler"):
+        vcd.warmed_up({"ours": side("ours", 20, 0.99), "torch": side("torch", 1, 0.98)})

@@ -185,6 +185,7 @@ def test_other_cards_get_the_plain_path(monkeypatch, card):
         {"inputs": 1},
         {"inputs": 8},
         {"channels": 48},
+        {"channels": 32},
         {"stride": 2},
         {"size": 5},
         {"outputs": 256},
@@ -197,8 +198,8 @@ def test_other_convolutions_get_the_plain_path(monkeypatch, other):
 
 def test_no_images_get_the_plain_path(monkeypatch):
     monkeypatch.setattr(paths, "_local_cards", lambda: [Card()])
-    x = jnp.zeros((0, 8, 8, 32), jnp.float16)
-    traced = jax.jit(lambda x: grouped_conv2d(x, jnp.ones((3, 3, 4, 32), jnp.float16), 8)).trace(x)
+    x = jnp.zeros((0, 8, 8, 64), jnp.float16)
+    traced = jax.jit(lambda x: grouped_conv2d(x, jnp.ones((3, 3, 4, 64), jnp.float16), 16)).trace(x)
     assert "mosaic" not in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -206,8 +207,8 @@ def test_an_exported_program_has_the_plain_path_and_takes_any_batch(monkeypatch)
     monkeypatch.setattr(paths, "_local_cards", lambda: [Card()])
     jax.clear_caches()
     (rows,) = jax.export.symbolic_shape("rows")
-    kernel = jnp.ones((3, 3, 4, 32), jnp.float16)
+    kernel = jnp.ones((3, 3, 4, 64), jnp.float16)
     for images in (4, rows):
-        x = jax.ShapeDtypeStruct((images, 8, 8, 32), jnp.float16)
-        exported = jax.export.export(jax.jit(lambda x: grouped_conv2d(x, kernel, 8)), platforms=["cuda"])(x)
+        x = jax.ShapeDtypeStruct((images, 8, 8, 64), jnp.float16)
+        exported = jax.export.export(jax.jit(lambda x: grouped_conv2d(x, kernel, 16)), platforms=["cuda"])(x)
         assert "mosaic" not in exported.mlir_module()

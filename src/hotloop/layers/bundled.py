@@ -56,7 +56,10 @@ def _blocks(x: Any, kernel: Any, *arrays: Any, groups: int, stride: int, pads: P
     is_square = kernel.shape[3] == groups * inputs and x.shape[3] % BUNDLE == 0 and BUNDLE % inputs == 0
     has_types = x.dtype in TYPES and all(array.dtype == x.dtype for array in (kernel, *arrays))
     is_measured = kernel.shape[:2] == SIZES and stride == 1 and inputs in INPUTS
-    return 1 if is_known and is_square and has_types and is_measured else None
+    # Of one bundle a row of an image is one piece of memory, which Mosaic copies without regard to the image's end:
+    # rows below it would be written over the next image (seen with 7 x 7 pixels on a card).
+    has_pieces = x.shape[3] > BUNDLE
+    return 1 if is_known and is_square and has_types and is_measured and has_pieces else None
 
 
 FORWARD = CardKernel(forward, _blocks)
