@@ -161,6 +161,25 @@ def test_the_seven_lines_log_as_often_as_they_plan(logs, tmp_path):
     assert max(map(int, (path.name for path in (folder / "checkpoints").glob("0*")))) == 4686
 
 
+def test_images_that_are_made_up_are_among_the_records_and_said_last(tmp_path):
+    words = [
+        *TOY,
+        "--synthetic-data",
+        "host",
+        "--no-validation",
+        "--results-dir",
+        tmp_path,
+        "--run-name",
+        "run",
+    ]
+    status, _, said = called("train", *words)
+    assert status == 0, said
+    (warning,) = (
+        each["message"] for each in events(tmp_path / "run", "warning") if "made up" in each["message"]
+    )
+    assert said.count(f"warning: {warning}") == 2
+
+
 @pytest.mark.parametrize(("file", "unit"), [("cnns.yml", 100), ("older/cnns.yml", 1)])
 def test_old_benchmarks_take_the_last_validation_and_the_last_loss_of_the_training(whole, file, unit):
     """The oldest patterns read a share, those after them a percentage."""

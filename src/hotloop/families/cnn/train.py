@@ -125,8 +125,6 @@ def run(
             console.warn(line)
         if was_drawn:
             console.say(f"seed: {config.seed}")
-        if source.notice:
-            console.warn(source.notice)
         if config.half_partials:
             wide = "half partials: the network's sums are float32 all the same"
             console.say(partials_note(job.policy) or wide)
@@ -134,10 +132,12 @@ def run(
             result = train_run(job, source, console, command, settings, sinks, own, others)
         else:  # reported, and nothing is written
             with Announcer(sinks) as record:
+                if source.notice:
+                    record.event("warning", message=source.notice)
                 found = validate(job, source, console, record, own, others, None)
             result = {"seed": config.seed, **found}
-    if source.notice and not config.compile_only:
-        console.warn(source.notice)
+            if source.notice:
+                console.warn(source.notice)
     return result
 
 
@@ -250,6 +250,7 @@ def train_run(
         console=console,
         sinks=sinks,
         report=config.report,
+        notice=source.notice,
         each_process_saves=config.ckpt_all_instances,
         how_to_resume=f"the same command with {' '.join(again)}",
         resume_words=again,
