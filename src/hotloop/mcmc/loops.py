@@ -54,6 +54,15 @@ class Plan(NamedTuple):
     """Of each draw. Counted once, so that what is reported is what was done."""
 
 
+class Drawing(NamedTuple):
+    """Between two draws: what all are made with, and what there is."""
+
+    tuning: Tuning
+    plan: Plan
+    chains: kernel.State
+    draws: Float[Array, "samples rows chains"]
+
+
 class Draws(NamedTuple):
     """What is known of every draw."""
 
