@@ -26,6 +26,7 @@ from hotloop.mcmc.loops import Drawing, Draws, Programs, WarmUp, unpack
 from hotloop.mcmc.result import Result, Seconds
 from hotloop.mcmc.saved_chains import SavedChains, check_folder, describe_key, open_saved_chains
 from hotloop.mcmc.settings import Options, read_settings
+from hotloop.mcmc.spread import spread_chains
 
 PyTree = Any
 LogDensity = Callable[[PyTree], Array]
@@ -61,6 +62,7 @@ class Sampler:
         if self.settings.chains is None:
             raise OptionError("chains must be given where initial is a function of a key")
         self._chains = self.settings.chains
+        self._spread = spread_chains(self._chains, self.settings.devices)
         self._shared = one is initial
         self._show = progress.hide if quiet else progress.show
         self._first_piece: int | None = None
@@ -76,7 +78,10 @@ class Sampler:
 
     def _compile_start(self) -> None:
         columns = target.abstract((self._layout.size, self._chains), self._layout.dtype)
-        start = jax.jit(lambda columns: kernel.init(columns, self._gradient))
+        places = self._spread
+        start = places.compile_for(
+            lambda columns: kernel.init(columns, self._gradient), places.second, places.state()
+        )
         self._start = target.trace("the gradient of log_density", lambda: start.lower(columns)).compile()
 
     def _compile_loops(self) -> None:
@@ -84,12 +89,18 @@ class Sampler:
         block = BLOCK_ON_A_CARD if platform() == "gpu" else 1
         programs, chains = Programs(self.settings, self._gradient, block), self._start.out_info
         options = keep_loops_on_the_card(platform())
-        begin = jax.jit(programs.begin).lower(chains, WORDS)
-        prepare = jax.jit(programs.prepare).lower(begin.out_info)
+        compile_for, (everywhere, *_, room_place) = self._spread.compile_for, self._spread
+        state, warming = self._spread.state(), self._spread.warm_up()
+        drawn, numbers = (state, room_place), (everywhere,) * 3
+        begin = compile_for(programs.begin, (state, everywhere), warming).lower(chains, WORDS)
+        prepare = compile_for(programs.prepare, (warming,), (everywhere, everywhere, room_place))
+        prepare = prepare.lower(begin.out_info)
         _, plan, room = prepare.out_info
-        warm = jax.jit(programs.warm, donate_argnums=0).lower(begin.out_info, WORDS, INT, INT)
-        draw = jax.jit(programs.draw, donate_argnums=0).lower((chains, room), plan, WORDS, INT, INT)
-        arrange = jax.jit(self._arrange).lower(room)
+        warm = compile_for(programs.warm, (warming, *numbers), warming, donate_argnums=0)
+        warm = warm.lower(begin.out_info, WORDS, INT, INT)
+        draw = compile_for(programs.draw, (drawn, everywhere, *numbers), drawn, donate_argnums=0)
+        draw = draw.lower((chains, room), plan, WORDS, INT, INT)
+        arrange = compile_for(self._arrange, (room_place,), self._spread.arranged()).lower(room)
         self._begin, self._warm = begin.compile(), warm.compile(compiler_options=options)
         self._prepare, self._arranged = prepare.compile(), arrange.compile()
         self._draw = draw.compile(compiler_options=options)
@@ -110,7 +121,7 @@ class Sampler:
         starts, *keys = jax.random.split(key, 4)
         state = self._start(self._positions(starts))
         target.check_start(state)
-        words = [random_bits.words_of(key) for key in keys]
+        words = [self._spread.put_everywhere(random_bits.words_of(key)) for key in keys]
         if folder is None:
             return self._sample(state, words, None)
         total = self.settings.warmup + self.settings.samples
@@ -199,10 +210,10 @@ class Sampler:
             positions = jax.vmap(self._initial)(jax.random.split(key, chains))
         elif self._shared:
             row = self._layout.ravel(self._initial, leading=0)
-            return jnp.tile(row[:, None], (1, chains))
+            return self._spread.put_columns(jnp.tile(row[:, None], (1, chains)))
         else:
             positions = self._initial
-        return self._layout.ravel(positions).T
+        return self._spread.put_columns(self._layout.ravel(positions).T)
 
 
 def sample(
@@ -226,9 +237,9 @@ def sample(
     up to `jitter`. `step_size` is where its search begins, and the one that is used where `warmup` is 0. On a
     terminal a bar shows how far it is, unless `quiet`.
 
-    With a `folder` what there is is saved there every half minute, at the end, and when Ctrl-C or SIGTERM stops it, which
-    is raised as `Interrupted`; `resume` goes on there, with the same arguments, and ends with the bits of a sampling that
-    was never stopped. `devices` spreads the chains evenly over so many of this process's devices.
+    With a `folder` what there is is saved there every half minute, at the end, and when Ctrl-C or SIGTERM stops it,
+    which is raised as `Interrupted`; `resume` goes on there, with the same arguments, and ends with the bits of a
+    sampling that was never stopped. `devices` spreads the chains evenly over so many of this process's devices.
 
     >>> import jax
     >>> from hotloop import hmc

@@ -46,7 +46,9 @@ class Layout:
 
     def describe(self) -> dict[str, str]:
         """Name, type and shape of each leaf."""
-        return {name: f"{self.dtype}{list(shape)}" for name, shape in zip(self.names, self.shapes, strict=True)}
+        return {
+            name: f"{self.dtype}{list(shape)}" for name, shape in zip(self.names, self.shapes, strict=True)
+        }
 
     def unravel(self, rows: Float[Array, "*rows z"]) -> PyTree:
         """Rows of any leading shape as positions whose leaves begin with that shape."""
@@ -87,7 +89,9 @@ def _type_of(name: str, leaf: Any) -> np.dtype[Any]:
     try:
         return np.dtype(jnp.result_type(leaf))
     except (TypeError, ValueError):
-        raise OptionError(f"initial: {name} is a {type(leaf).__name__}: HMC moves floats and arrays of them") from None
+        raise OptionError(
+            f"initial: {name} is a {type(leaf).__name__}: HMC moves floats and arrays of them"
+        ) from None
 
 
 def separate_chains(initial: PyTree) -> tuple[int, PyTree]:
@@ -169,7 +173,9 @@ def trace(name: str, work: Callable[[], Found]) -> Found:
         raise
     except Exception as error:  # whatever a user's function throws
         reason = first_line(error).removesuffix(".")
-        raise OptionError(f"{name} failed on what jax traces it with: {type(error).__name__}: {reason}") from error
+        raise OptionError(
+            f"{name} failed on what jax traces it with: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def check_callable(log_density: Any) -> None:
