@@ -1,6 +1,8 @@
 """Chains over several devices draw what they draw on one, to rounding."""
 
 import re
+import signal
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -63,33 +65,42 @@ def test_with_adaptation_devices_differ_by_the_rounding_of_its_sums() -> None:
 
 
 @several
-def test_nothing_of_a_leapfrog_crosses_devices() -> None:
-    """The loops within the loop of draws are the leapfrogs."""
-    text = sampler(4, **FIXED)._draw.as_text()
-    bodies = re.findall(r"^%?\S*(?:body|region)\S* .*?^}", text, re.MULTILINE | re.DOTALL)
-    with_collectives = [body for body in bodies if re.search(r"\ball-\w+\(", body)]
-    assert bodies and len(with_collectives) <= 1, (
-        "at most the loop of draws itself gathers its random numbers"
-    )
-    assert not re.search(r"\ball-", sampler(1, **FIXED)._draw.as_text())
+def test_draws_need_no_word_between_devices_and_warm_up_does() -> None:
+    crossing = re.compile(r" (all|collective|reduce-scatter)[\w-]*\(")
+    assert not crossing.search(sampler(4, **FIXED)._draw.as_text())
+    assert crossing.search(sampler(4, warmup=60, samples=40)._warm.as_text())
+
+
+def stop_after_first_piece(sampler: hmc.Sampler, folder: Path, monkeypatch) -> None:
+    real = saved_chains.SavedChains.after_piece
+
+    def stop(self: Any, *given: Any) -> None:
+        self.request.number = signal.SIGTERM
+        real(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saved_chains.SavedChains, "after_piece", stop)
+        with pytest.raises(Interrupted, match="after iteration 16 of "):
+            sampler.run(KEY, folder=folder)
 
 
 @several
 def test_stopped_on_one_device_it_goes_on_on_four(tmp_path, monkeypatch, capfd) -> None:
     one, four = sampler(1, **FIXED), sampler(4, **FIXED)
-    straight, real = one.run(KEY), saved_chains.SavedChains.after_piece
-
-    def stop(self: Any, *given: Any) -> None:
-        self.request.number = 2
-        real(self, *given)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(saved_chains.SavedChains, "after_piece", stop)
-        with pytest.raises(Interrupted, match="after iteration 16 of 30"):
-            one.run(KEY, folder=tmp_path / "run")
-    found = four.run(KEY, folder=tmp_path / "run", resume=True)
-    assert_same_to_rounding(found, straight)
+    stop_after_first_piece(one, tmp_path / "run", monkeypatch)
+    assert_same_to_rounding(four.run(KEY, folder=tmp_path / "run", resume=True), one.run(KEY))
     assert "warning: resumed with another config: devices: 1 -> 4" in capfd.readouterr().err
+
+
+@several
+@pytest.mark.parametrize("options", [FIXED, {"warmup": 25, "samples": 10}], ids=["draws", "warm-up"])
+def test_stopped_on_four_devices_and_resumed_there_it_ends_with_the_same_bits(
+    options, tmp_path, monkeypatch
+) -> None:
+    four = sampler(4, **options)
+    stop_after_first_piece(four, tmp_path / "run", monkeypatch)
+    found = four.run(KEY, folder=tmp_path / "run", resume=True)
+    jax.tree.map(np.testing.assert_array_equal, found.samples, four.run(KEY).samples)
 
 
 def test_devices_that_do_not_fit_are_one_line() -> None:

@@ -87,7 +87,8 @@ class Sampler:
     def _compile_loops(self) -> None:
         """All that runs later, so that nothing compiles while it is timed."""
         block = BLOCK_ON_A_CARD if platform() == "gpu" else 1
-        programs, chains = Programs(self.settings, self._gradient, block), self._start.out_info
+        programs = Programs(self.settings, self._gradient, block, self._spread.numbers())
+        chains = self._start.out_info
         options = keep_loops_on_the_card(platform())
         compile_for, (everywhere, *_, room_place) = self._spread.compile_for, self._spread
         state, warming = self._spread.state(), self._spread.warm_up()

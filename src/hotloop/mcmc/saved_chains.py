@@ -87,7 +87,11 @@ class SavedChains:
 
     def phase(self) -> str | None:
         """What was going on when it was last saved; None where nothing ever was."""
-        return next((phase for phase in reversed(PHASES) if self.checkpoints[phase].begun()), None)
+        found = next((phase for phase in reversed(PHASES) if self.checkpoints[phase].begun()), None)
+        if self.record.resumed and found is None:
+            message = "nothing was saved before the stop, so the sampling starts over"
+            self.record.event("warning", message=message, resumed=True)
+        return found
 
     def restore(self, phase: str, like: Any) -> tuple[Any, int]:
         """The newest whole state of a phase, and the iteration that it stands before, counted from warm-up's first."""

@@ -5,14 +5,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from hotloop.engine.device import platform
 from hotloop.errors import DeviceError, OptionError
+from hotloop.mcmc import random_bits
 from hotloop.mcmc.kernel import State
-from hotloop.mcmc.loops import Draws, WarmUp
+from hotloop.mcmc.loops import Draws, Numbers, WarmUp
 
 CHAINS = "chains"
 
@@ -36,6 +37,31 @@ class Spread(NamedTuple):
 
     def put_everywhere(self, array: Array) -> Array:
         return array if self.everywhere is None else jax.device_put(array, self.everywhere)
+
+    def numbers(self) -> Numbers:
+        """The same random numbers for any number of devices: each makes all and takes those of its chains, which costs
+        less than to pass them around."""
+        everywhere = self.everywhere
+        if everywhere is None:
+            return random_bits.momenta_and_uniforms
+        devices = everywhere.mesh.size
+
+        def of_all(words: Array, draw: Array, size: int, chains: int, dtype: Any) -> tuple[Array, Array]:
+            own = chains // devices
+
+            def of_one(words: Array, draw: Array) -> tuple[Array, Array]:
+                momentum, uniform = random_bits.momenta_and_uniforms(words, draw, size, chains, dtype)
+                start = lax.axis_index(CHAINS) * own
+                return (
+                    lax.dynamic_slice_in_dim(momentum, start, own, 1),
+                    lax.dynamic_slice_in_dim(uniform, start, own, 0),
+                )
+
+            places = P(None, CHAINS), P(CHAINS)  # type: ignore[no-untyped-call]
+            spread = jax.shard_map(of_one, mesh=everywhere.mesh, in_specs=P(), out_specs=places)  # type: ignore[no-untyped-call]
+            return spread(words, draw)
+
+        return of_all
 
     def state(self) -> State:
         return State(self.second, self.first, self.second)  # type: ignore[arg-type]
