@@ -213,6 +213,10 @@ def normal(x: Any) -> Any:
     return -0.5 * (x**2).sum()
 
 
+def without_gradient(x: Any) -> Any:
+    return jax.lax.while_loop(lambda total: total > 1, lambda total: total / 2, normal(x))
+
+
 @pytest.mark.parametrize(
     ("density", "start", "options", "message"),
     [
@@ -229,6 +233,15 @@ def normal(x: Any) -> Any:
         (lambda p: normal(p["u"]), {"u": np.zeros(2), "n": 3}, {}, "initial: n is int32"),
         (normal, {}, {}, "initial has no arrays"),
         (normal, np.zeros((2, 0)), {}, r"initial: x has shape [2, 0]: there is nothing to sample"),
+        (normal, "x", {}, "initial: x is a str: HMC moves floats and arrays of them"),
+        (normal, {"u": np.array(["x"])}, {}, "initial: u is a ndarray: HMC moves floats"),
+        (normal, {"u": np.array(["x"])}, {"chains": None}, "initial: u is a ndarray: HMC moves floats"),
+        (normal, lambda key: {}["x"], {}, "initial failed on what jax traces it with: KeyError: 'x'"),
+        (normal, lambda key: "x", {}, "initial failed on what jax traces it with: TypeError: "),
+        (lambda p: normal(p["v"]), {"u": np.zeros(2)}, {}, "log_density failed on what jax traces it with: KeyError"),
+        (lambda x: normal(x) if x[0] > 0 else 0.0, np.zeros(2), {}, "traces it with: TracerBoolConversionError: "),
+        (lambda x: -float(x[0]), np.zeros(2), {}, "traces it with: ConcretizationTypeError: "),
+        (without_gradient, np.zeros(2), {}, "the gradient of log_density failed on what jax traces"),
         (normal, {"u": np.zeros(2), "v": np.zeros(3)}, {"chains": None}, "u 2, v 3"),
         (normal, {"u": np.zeros(2), "v": 0.0}, {"chains": None}, "u 2, v none"),
         (normal, lambda key: jnp.zeros(2), {"chains": None}, "chains must be given where initial is a function"),

@@ -11,9 +11,10 @@
 >>> bool(result.diagnose().r_hat["a"] < 1.01)
 True
 
-`Sampler` compiles once for many keys. `kernel`, `transition`, `init` and their types are single HMC steps over rows
-[chains, z] for a loop of one's own (mcmc/kernel.py); `r_hat`, `ess_bulk` and `ess_tail` take draws [chains, draws] of
-one number, whatever made them. docs/hmc.md explains all of it.
+With a `folder` a sampling that was stopped can be resumed. `Sampler` compiles once for many keys. `kernel`,
+`transition`, `init` and their types are single HMC steps over rows [chains, z] for a loop of one's own
+(mcmc/kernel.py); `r_hat`, `ess_bulk` and `ess_tail` take draws [chains, draws] of one number, whatever made them.
+docs/hmc.md explains all of it.
 """
 
 from hotloop.mcmc.diagnostics import ess_bulk, ess_tail, r_hat

@@ -4,6 +4,7 @@ Randomness depends on the number of the iteration alone and nothing on where a l
 number of iterations may be one call. The host's part is sampler.py.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
 import jax
@@ -15,6 +16,8 @@ from hotloop.mcmc import adaptation, kernel, random_bits
 from hotloop.mcmc.settings import Settings
 
 Parts = TypeVar("Parts")
+Numbers = Callable[..., tuple[Array, Array]]
+"""`random_bits.momenta_and_uniforms`, or the same where chains are spread over devices."""
 
 DIVERGENCE = 1000.0
 """Change of energy from which a trajectory counts as diverged, as in Stan."""
@@ -54,6 +57,15 @@ class Plan(NamedTuple):
     """Of each draw. Counted once, so that what is reported is what was done."""
 
 
+class Drawing(NamedTuple):
+    """Between two draws: what all are made with, and what there is."""
+
+    tuning: Tuning
+    plan: Plan
+    chains: kernel.State
+    draws: Float[Array, "samples rows chains"]
+
+
 class Draws(NamedTuple):
     """What is known of every draw."""
 
@@ -88,6 +100,7 @@ def leapfrogs_of(settings: Settings, tuning: Tuning, draw: Array, most: Array | 
 
 def move(
     gradient: kernel.ValueAndGradient,
+    numbers: Numbers,
     words: Array,
     chains: kernel.State,
     step: Float[Array, "z 1"],
@@ -97,17 +110,17 @@ def move(
 ) -> tuple[kernel.State, kernel.Info]:
     """One draw of every chain."""
     size, count = chains.position.shape
-    momentum, uniform = random_bits.momenta_and_uniforms(words, draw, size, count, chains.position.dtype)
+    momentum, uniform = numbers(words, draw, size, count, chains.position.dtype)
     return kernel.transition(gradient, leapfrogs, axis=0, block=block)(chains, momentum, uniform, step)
 
 
 def find_first_step(
-    gradient: kernel.ValueAndGradient, chains: kernel.State, words: Array
+    gradient: kernel.ValueAndGradient, numbers: Numbers, chains: kernel.State, words: Array
 ) -> Float[Array, ""]:
     """A step size at which one leapfrog is accepted about as often as not: doubled or halved from 1 until it is."""
     size, count = chains.position.shape
     dtype = chains.position.dtype
-    momentum, uniform = random_bits.momenta_and_uniforms(words, jnp.uint32(0), size, count, dtype)
+    momentum, uniform = numbers(words, jnp.uint32(0), size, count, dtype)
     step = kernel.transition(gradient, 1, axis=0)
 
     def acceptance(step_size: Array) -> Array:
@@ -130,8 +143,14 @@ def find_first_step(
 class Programs:
     """The loops for one log density and its settings; `block` leapfrogs are one turn of the innermost one."""
 
-    def __init__(self, settings: Settings, gradient: kernel.ValueAndGradient, block: int = 1):
-        self._settings, self._gradient, self._block = settings, gradient, block
+    def __init__(
+        self,
+        settings: Settings,
+        gradient: kernel.ValueAndGradient,
+        block: int = 1,
+        numbers: Numbers = random_bits.momenta_and_uniforms,
+    ):
+        self._settings, self._gradient, self._block, self._numbers = settings, gradient, block, numbers
         self._schedule = adaptation.schedule(settings.warmup)
         self._same_leapfrogs = None if settings.jitter else settings.leapfrogs
 
@@ -141,7 +160,7 @@ class Programs:
         scale = jnp.ones_like(position[:, 0])
         given = self._settings.step_size
         if given is None:
-            step_size = find_first_step(self._gradient, chains, words)
+            step_size = find_first_step(self._gradient, self._numbers, chains, words)
         else:
             step_size = jnp.asarray(given, position.dtype)
         averaging = adaptation.start_averaging(step_size)
@@ -163,7 +182,9 @@ class Programs:
         )
         leapfrogs = self._same_leapfrogs or leapfrogs_of(settings, tuning, i, most)
         step = tuning.step_size * tuning.scale[:, None]
-        chains, info = move(self._gradient, words, state.chains, step, i, leapfrogs, self._block)
+        chains, info = move(
+            self._gradient, self._numbers, words, state.chains, step, i, leapfrogs, self._block
+        )
         averaging = adaptation.average_step(
             state.averaging, info.acceptance.mean(), settings.target_acceptance
         )
@@ -210,7 +231,9 @@ class Programs:
         def once(i: Array, state: tuple[kernel.State, Array]) -> tuple[kernel.State, Array]:
             chains, draws = state
             leapfrogs = self._same_leapfrogs or plan.leapfrogs[i]
-            chains, info = move(self._gradient, words, chains, plan.step, i, leapfrogs, self._block)
+            chains, info = move(
+                self._gradient, self._numbers, words, chains, plan.step, i, leapfrogs, self._block
+            )
             # Else a GPU's kernel that keeps the draw makes the decision again, from a copy of what was there before.
             chains, info = lax.optimization_barrier((chains, info))  # type: ignore[no-untyped-call]
             return chains, lax.dynamic_update_index_in_dim(draws, pack(chains, info), i, 0)

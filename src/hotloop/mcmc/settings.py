@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     target_acceptance: float
     step_size: float | None
     max_leapfrogs: int
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,13 @@ class Settings:
     target_acceptance: float = 0.8
     step_size: float | None = None
     max_leapfrogs: int = 1000
+    devices: int = 1
 
     def __post_init__(self) -> None:
         _check_count("warmup", self.warmup, 0)
-        for name in ("chains", "samples", "leapfrogs", "max_leapfrogs"):
+        for name in ("chains", "samples", "leapfrogs", "max_leapfrogs", "devices"):
             value = getattr(self, name)
-            if value is not None or name in ("samples", "max_leapfrogs"):
+            if value is not None or name in ("samples", "max_leapfrogs", "devices"):
                 _check_count(name, value, 1)
         if not 0 <= self.jitter < 1:
             raise OptionError(f"jitter is {self.jitter}: from 0 (all trajectories alike) to less than 1")

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,13 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
-from hotloop.errors import OptionError
+from hotloop.errors import HotloopError, OptionError, first_line
 from hotloop.mcmc.kernel import State, ValueAndGradient
 
 FLOATS = ("float32", "float64")
 FEW_PARTS = 8
 PyTree = Any
+Found = TypeVar("Found")
 
 
 def abstract(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -42,6 +43,12 @@ class Layout:
     @property
     def size(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
+
+    def describe(self) -> dict[str, str]:
+        """Name, type and shape of each leaf."""
+        return {
+            name: f"{self.dtype}{list(shape)}" for name, shape in zip(self.names, self.shapes, strict=True)
+        }
 
     def unravel(self, rows: Float[Array, "*rows z"]) -> PyTree:
         """Rows of any leading shape as positions whose leaves begin with that shape."""
@@ -65,7 +72,7 @@ def layout_of(position: PyTree) -> Layout:
     if not leaves:
         raise OptionError("initial has no arrays: give a pytree of floats, one position of a chain")
     names = tuple(jax.tree_util.keystr(path, simple=True, separator=".") or "x" for path, _ in leaves)
-    types = [jnp.result_type(leaf) for _, leaf in leaves]
+    types = [_type_of(name, leaf) for name, (_, leaf) in zip(names, leaves, strict=True)]
     for name, dtype in zip(names, types, strict=True):
         if dtype.name not in FLOATS:
             raise OptionError(
@@ -76,6 +83,15 @@ def layout_of(position: PyTree) -> Layout:
         if prod(shape) == 0:
             raise OptionError(f"initial: {name} has shape {list(shape)}: there is nothing to sample")
     return Layout(treedef, names, shapes, np.dtype(jnp.result_type(*types)))
+
+
+def _type_of(name: str, leaf: Any) -> np.dtype[Any]:
+    try:
+        return np.dtype(jnp.result_type(leaf))
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"initial: {name} is a {type(leaf).__name__}: HMC moves floats and arrays of them"
+        ) from None
 
 
 def separate_chains(initial: PyTree) -> tuple[int, PyTree]:
@@ -149,6 +165,19 @@ def full_products() -> AbstractContextManager[object]:
     return nullcontext() if is_told else jax.default_matmul_precision("highest")
 
 
+def trace(name: str, work: Callable[[], Found]) -> Found:
+    """What tracing a user's function gives; what that throws becomes one line that names the function."""
+    try:
+        return work()
+    except HotloopError:
+        raise
+    except Exception as error:  # whatever a user's function throws
+        reason = first_line(error).removesuffix(".")
+        raise OptionError(
+            f"{name} failed on what jax traces it with: {type(error).__name__}: {reason}"
+        ) from error
+
+
 def check_callable(log_density: Any) -> None:
     if not callable(log_density):
         raise OptionError(
@@ -170,7 +199,7 @@ def check_key(key: Any) -> None:
 def check_density(log_density: Callable[[PyTree], Array], layout: Layout) -> None:
     """Refuse what is not one float of a position."""
     position = jax.tree.unflatten(layout.treedef, [abstract(shape, layout.dtype) for shape in layout.shapes])
-    found = jax.eval_shape(log_density, position)
+    found = trace("log_density", lambda: jax.eval_shape(log_density, position))
     if not isinstance(found, jax.ShapeDtypeStruct):
         raise OptionError(
             f"log_density must return one float for one position; it returned a {type(found).__name__}"
