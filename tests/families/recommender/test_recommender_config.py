@@ -233,6 +233,8 @@ REFUSED = {
     "train --objective ranking --input-dropout 1": "--input-dropout 1: must be between 0 and 0.99",
     "train --objective ranking --kl -1": "--kl -1: must be at least 0 and finite",
     "train --objective ranking --kl-epochs 0": "--kl-epochs 0: must be greater than 0",
+    "train --objective ranking --aug-steps 3": "--aug-steps 3: re-feeding is for --objective ratings alone",
+    "train --objective ranking --clip False": "--no-clip: --objective ranking has no predicted ratings to clip",
     "train --objective ranking --refeed alternate": "--refeed alternate: re-feeding is for --objective ratings alone",
     "train --relevant 0": "--relevant 0: must be greater than 0",
     "train --layers 200,0": "--layers 200 0: must be at least 1",

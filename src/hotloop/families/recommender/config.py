@@ -298,6 +298,10 @@ class TrainOptions(TrialOptions):
             )
         if self.objective == "ranking" and self.refeed == "alternate":
             raise OptionError("--refeed alternate: re-feeding is for --objective ratings alone")
+        if self.objective == "ranking" and self.aug_steps != 1:
+            raise OptionError(f"--aug-steps {self.aug_steps}: re-feeding is for --objective ratings alone")
+        if self.objective == "ranking" and not self.clip:
+            raise OptionError("--no-clip: --objective ranking has no predicted ratings to clip")
 
     def check_split(self, users: int) -> None:
         """An OptionError where the replicas cannot share a batch of so many users evenly."""
