@@ -1,6 +1,8 @@
 """One program: its streams, its end, and that nothing of it stays behind."""
 
 import os
+import signal
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -11,6 +13,7 @@ from fake_programs import is_running, wait_until
 
 from hotloop.bench import process
 from hotloop.bench.process import MARK, run_program
+from hotloop.engine.interrupt import Stopped, raise_stops
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 
@@ -122,6 +125,20 @@ def test_ctrl_c_ends_the_whole_group_before_it_goes_on(tmp_path):
 
 
 PRINT_MUCH = "for number in range({count}): print(number, 'x' * 90)"
+
+
+def test_ctrl_c_while_the_program_is_being_started_ends_it_too(tmp_path, monkeypatch):
+    class InterruptedPopen(subprocess.Popen):
+        def _execute_child(self, *args, **options):
+            super()._execute_child(*args, **options)
+            pids.append(self.pid)
+            os.kill(os.getpid(), signal.SIGINT)  # before anybody knows of the program
+
+    pids = []
+    monkeypatch.setattr(process.subprocess, "Popen", InterruptedPopen)
+    with pytest.raises(Stopped), raise_stops():
+        start(tmp_path, "import time; time.sleep(60)")
+    assert not is_running(*pids)
 
 
 def test_five_megabytes_of_output_take_no_memory_and_the_bound_keeps_head_and_tail(tmp_path):

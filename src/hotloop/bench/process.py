@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hotloop.engine.interrupt import before_leaving
+from hotloop.engine.interrupt import before_leaving, hold_stops
 from hotloop.engine.run import write_all
 
 LONGEST_LINE = 1 << 20
@@ -143,42 +143,51 @@ def run_program(
 ) -> ProcessResult:
     """Run a program to its end or its timeout; `tick` is called every `period` seconds with how long it has run."""
     start, clock = time.time(), time.monotonic()
+    ended = False
     with ExitStack() as stack:
         paths = (stdout_path, stderr_path)
         logs = [stack.enter_context(closing(Capture(path, keep_bytes))) for path in paths]
-        try:
-            process = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
+        with (
+            hold_stops()
+        ):  # a signal that came before the end of the program is seen to would leave it running
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    cwd=cwd,
+                    env=dict(env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                status, reason = _why_not_started(error, argv[0], cwd)
+                return ProcessResult(status, False, start, start, 0.0, reason)
+            stack.enter_context(before_leaving(lambda: _signal_group(process.pid, signal.SIGKILL)))
+            stack.enter_context(process)
+            pump = stack.enter_context(closing(Pump(process, logs)))
+            stack.callback(
+                lambda: _end(process, pump, LINGER if ended else grace, polite=not ended, mark=env.get(MARK))
             )
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            status, reason = 126, f"'{argv[0]}' cannot be started: {why}"  # the status is a shell's
-            if isinstance(error, FileNotFoundError):
-                status, reason = 127, f"there is no program '{argv[0]}'"
-            if not cwd.is_dir():
-                reason = f"there is no folder {cwd} to run in"
-            return ProcessResult(status, False, start, start, 0.0, reason)
-        stack.enter_context(before_leaving(lambda: _signal_group(process.pid, signal.SIGKILL)))
-        stack.enter_context(process)
-        pump = stack.enter_context(closing(Pump(process, logs)))
-        ended, exited = False, clock
-        try:
-            started(process.pid)
-            deadline = None if timeout is None else clock + timeout
-            ended = pump.run(deadline, lambda: pump.exited, tick, period)
-            exited = time.monotonic()
-        finally:
-            _end(process, pump, LINGER if ended else grace, polite=not ended, mark=env.get(MARK))
-    seconds = exited - clock
+        started(process.pid)
+        deadline = None if timeout is None else clock + timeout
+        ended = pump.run(deadline, lambda: pump.exited, tick, period)
+        seconds = time.monotonic() - clock
     left_out = sum(log.left_out for log in logs)
     return ProcessResult(process.returncode, not ended, start, start + seconds, seconds, left_out=left_out)
+
+
+def _why_not_started(error: Exception, program: str, cwd: Path) -> tuple[int, str]:
+    """The status that a shell would give, and the reason."""
+    if not cwd.is_dir():
+        reason = f"there is no folder {cwd} to run in"
+    elif isinstance(error, FileNotFoundError):
+        reason = f"there is no program '{program}'"
+    else:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        reason = f"'{program}' cannot be started: {why}"
+    return 127 if isinstance(error, FileNotFoundError) else 126, reason
 
 
 class Pump:
