@@ -127,7 +127,7 @@ def test_ctrl_c_ends_the_whole_group_before_it_goes_on(tmp_path):
 PRINT_MUCH = "for number in range({count}): print(number, 'x' * 90)"
 
 
-def test_ctrl_c_while_the_program_is_being_started_ends_it_too(tmp_path, monkeypatch):
+def test_ctrl_c_while_the_program_is_being_started_ends_it_too(tmp_path, monkeypatch, signals_heard):
     class InterruptedPopen(subprocess.Popen):
         def _execute_child(self, *args, **options):
             super()._execute_child(*args, **options)
