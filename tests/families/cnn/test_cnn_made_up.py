@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cnn_in_processes import TwoNorms
 from cnn_words import job_of
+from scipy.stats import norm
 
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
@@ -48,6 +49,20 @@ def test_replicas_parts_and_stages_train_on_the_same_made_up_micro_batches(on_de
     assert np.isfinite(whole).all() and (whole > 0).all()
     for replicas, parts, splits in ((4, 1, ()), (2, 2, ("conv",))):
         np.testing.assert_allclose(losses(replicas, parts, on_device, splits), whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_pixels_are_normal_numbers_cut_off_at_black_and_white(on_device):
+    job = job_of("--micro-batch-size", "250", *RATE)
+    size = DatasetSize(1000, 8, (32, 32, 3), 5)
+    feed = synthetic_images(size, seed=3, on_device=on_device).feed(job)
+    pixels = np.asarray(jax.device_get(feed.batch(feed.arguments(0, 1), jax.numpy.int32(0))["image"]))
+    assert pixels.dtype == np.uint8
+    above = norm.sf((np.arange(256) - 127) / 60)  # of the share that is as bright or brighter
+    expected = np.append(above, 0)[:-1] - np.append(above[1:], 0)
+    expected[0] += 1 - above[0]
+    found = np.bincount(pixels.ravel(), minlength=256) / pixels.size
+    assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / pixels.size)
 
 
 def first_batch(micro, replicas, parts, on_device):

@@ -252,9 +252,9 @@ def synthetic_images(size: DatasetSize, seed: int, on_device: bool, why: str = "
 
     def draw(count: int) -> dict[str, NDArray[Any]]:
         generator = np.random.default_rng(seed)
-        noise = SYNTHETIC_DEVIATION * generator.standard_normal((count, *size.shape), np.float32)
+        words = generator.integers(0, 2**16, (count, *size.shape), np.uint16)
         return {
-            "image": np.clip(noise + SYNTHETIC_MEAN, 0, 255).astype(np.uint8),
+            "image": _pixel_of_word()[words],
             "label": generator.integers(0, size.classes, count, np.int32),
         }
 
@@ -286,6 +286,16 @@ def synthetic_images(size: DatasetSize, seed: int, on_device: bool, why: str = "
 
     notice = f"{why}the images are made up: neither loss nor accuracy means anything"
     return ImageSource(size, feed, evaluation, notice, repeated=on_device)
+
+
+def _pixel_of_word() -> NDArray[np.uint8]:
+    """The normal pixel of each 16-bit word, cut off at black and white. To look pixels up takes a sixth of the
+    time of drawing normal numbers, for which the first update of 512 images of 224 x 224 would wait."""
+    from scipy.special import ndtri
+
+    shares = (np.arange(2**16) + 0.5) / 2**16
+    pixels = SYNTHETIC_MEAN + SYNTHETIC_DEVIATION * ndtri(shares)
+    return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
 class RepeatedBatch:
