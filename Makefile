@@ -58,6 +58,7 @@ native-sanitize: | $(VENV)/.installed  ## its C++ under the address and undefine
 	native/build/sanitize/convolution_check
 	native/build/sanitize/norm_check
 	native/build/sanitize/recurrent_check
+	native/build/sanitize/resample_check
 	native/build/sanitize/tied_check
 
 docs: $(VENV)/.installed-docs  ## the site, in build/site: tutorials are run, warnings are errors, links and names are checked

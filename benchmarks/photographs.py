@@ -30,15 +30,14 @@ from PIL import Image
 from hotloop.data import jpeg_rows
 from hotloop.data.image_stores import EncodedImage, no_boxes
 from hotloop.data.jpeg import Pixels, decode, open_image
+from hotloop.data.resample import SamplingGrid, resample
 from hotloop.families.cnn.photographs import (
     SIZE,
     PhotoReader,
-    SamplingGrid,
     Workers,
     evaluation_image,
     grid_of_middle,
     random_crop,
-    resample,
     training_image,
 )
 

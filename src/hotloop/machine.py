@@ -13,13 +13,19 @@ from platform import machine, processor
 from hotloop.errors import OptionError
 from hotloop.options import expand_path
 
+OFF = ("0", "off", "false", "no")
+
+
+def is_switched_off(variable: str) -> bool:
+    """Whether a variable of the environment switches off what it stands for."""
+    return os.environ.get(variable, "").lower() in OFF
+
 
 def cache_folder() -> Path | None:
     """Where everything that may be thrown away is kept; None when `HOTLOOP_CACHE=off`."""
-    named = os.environ.get("HOTLOOP_CACHE", "")
-    if named.lower() in ("off", "0", "false", "no"):
+    if is_switched_off("HOTLOOP_CACHE"):
         return None
-    if named:
+    if named := os.environ.get("HOTLOOP_CACHE", ""):
         try:
             return expand_path(named)
         except ValueError as error:

@@ -1,7 +1,7 @@
 """oneDNN's convolutions, with norms, recurrences and more of our own, as handlers of XLA's foreign function interface.
 
 It knows neither jax nor hotloop: `load()` gives the library, `TARGETS` the names of the handlers in it, and whoever
-calls them registers them.
+calls them registers them. `load_images()` gives the functions for images on the host, which need no other library.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-VERSION = "0.4.2"
+VERSION = "0.4.3"
 __version__ = VERSION
 
 TARGETS = (
@@ -49,6 +49,12 @@ def load() -> ctypes.CDLL:
     for package, name in RUNTIME_LIBRARIES:
         _open(_path_in(package, name))
     return _open(Path(__file__).with_name("libhotloop_native.so"))
+
+
+@cache
+def load_images() -> ctypes.CDLL:
+    """The library with `hotloop_resample` (resample.h); OSError where it is missing or does not load."""
+    return _open(Path(__file__).with_name("libhotloop_images.so"))
 
 
 def _path_in(package: str, name: str) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from hotloop.layers import kernel_table
-from hotloop.machine import run_child
+from hotloop.machine import is_switched_off, run_child
 
 PACKAGE = "hotloop_native"
 INSTALL = "pip install 'hotloop[native]', or the wheel that `make native` builds"
@@ -29,8 +29,6 @@ faster path of each convolution and with the package's alone: 385 and 319 ms in 
 PROBE = "hotloop.layers.native_probe"
 PROBE_SECONDS = 120.0
 SWITCH = "HOTLOOP_NATIVE"
-OFF = ("0", "off", "false", "no")
-"""What switches something off by a variable of the environment."""
 log = logging.getLogger("hotloop.native")
 
 # Part of jit's cache key, so that what is switched is traced anew.
@@ -41,7 +39,7 @@ def is_wanted() -> bool:
     """Whether nobody has switched the package off, be it installed or not."""
     switched = _SWITCHED.value
     if switched is None:
-        return os.environ.get(SWITCH, "").lower() not in OFF
+        return not is_switched_off(SWITCH)
     return bool(switched)
 
 

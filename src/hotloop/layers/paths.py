@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 
 from hotloop import rehearsal
 from hotloop.layers import kernel_table, native
+from hotloop.machine import is_switched_off
 from hotloop.traced_platform import find_traced_platform
 
 Implementation = Callable[..., Any]
@@ -348,7 +349,7 @@ def find_card_obstacle(blocks: int) -> str | None:
 
 
 def _are_card_kernels_wanted() -> bool:
-    return os.environ.get(CARD_SWITCH, "").lower() not in native.OFF
+    return not is_switched_off(CARD_SWITCH)
 
 
 def _may_overlap() -> bool:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hotloop.data.image_stores import EncodedImage, no_boxes
 from hotloop.data.jpeg import ImageError
+from hotloop.data.resample import SamplingGrid, resample
 from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.feed import Order
 from hotloop.engine.keys import sample_keys
@@ -23,12 +24,10 @@ from hotloop.families.cnn import images
 from hotloop.families.cnn.photographs import (
     PhotoReader,
     Rectangle,
-    SamplingGrid,
     Workers,
     evaluation_image,
     grid_of_middle,
     random_crop,
-    resample,
     training_image,
 )
 from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, open_store

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hotloop.data.image_stores import no_boxes
-from hotloop.families.cnn.photographs import SamplingGrid, random_crop, resample
+from hotloop.data.resample import SamplingGrid, resample
+from hotloop.families.cnn.photographs import random_crop
 from hotloop.families.cnn.random_parts import Parts, cut_random_parts, draw_parts, resample_parts
 
 SIDE, SIZE, COUNT = 36, 32, 4096

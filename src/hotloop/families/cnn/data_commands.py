@@ -30,6 +30,7 @@ from hotloop.data.image_stores import (
 from hotloop.data.jpeg_rows import name_decoder
 from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.data.own_images import open_own_images
+from hotloop.data.resample import name_resampler
 from hotloop.engine import processes
 from hotloop.engine.feed import Order, Resident
 from hotloop.engine.keys import sample_keys
@@ -279,7 +280,9 @@ def _photographs(config: BenchmarkConfig, console: Console, stack: ExitStack) ->
         count = order.period // size
         return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count, rows)
 
-    return _batchwise(config, batches), f"{workers} {decoding.kind}, {name_decoder()}, {store.source}"
+    return _batchwise(
+        config, batches
+    ), f"{workers} {decoding.kind}, {name_decoder()}, {name_resampler()}, {store.source}"
 
 
 def _own_rows(config: BenchmarkConfig) -> slice:

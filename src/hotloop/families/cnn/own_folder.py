@@ -18,16 +18,11 @@ from hotloop.data.image_stores import EncodedImage, ImageStore, ListedImages
 from hotloop.data.jpeg import ImageError, check_header, open_image
 from hotloop.data.jpeg_rows import read_rows
 from hotloop.data.own_images import OwnImages, open_own_images
+from hotloop.data.resample import SamplingGrid, resample
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.options import DATASET_SIZES, FOLDER, DatasetSize, TrainConfig
-from hotloop.families.cnn.photographs import (
-    SHORT_SIDE,
-    SIZE,
-    SamplingGrid,
-    evaluation_image,
-    resample,
-)
+from hotloop.families.cnn.photographs import SHORT_SIDE, SIZE, evaluation_image
 
 SMALL_SIDE = 32  # of what other networks than resnets see, unless --image-size says something else
 _PART = 64  # images that a thread is given at once

@@ -1,7 +1,7 @@
 """ImageNet's photographs from their encoded bytes to batches of pixels on the host: cut, resampled, by many workers.
 
-Bilinear, corners not aligned: output pixel i is read at i * (old size / new size), and four neighbours are weighed
-without averaging over what is skipped. Bytes are the floats truncated. No jax: processes that work start sooner.
+Output pixel i is read at i * (old size / new size) (data/resample.py). Bytes are the floats truncated. No jax:
+processes that work start sooner.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from hotloop.data.image_stores import EncodedImage, ImageStore
 from hotloop.data.jpeg import ImageError, Pixels, open_image
 from hotloop.data.jpeg_rows import read_rows
+from hotloop.data.resample import SamplingGrid, resample
 from hotloop.errors import DataError
 from hotloop.families.cnn.options import PHOTOGRAPHS
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Index = NDArray[np.intp]
 SIZE, SHORT_SIDE = 224, 256  # of what the network sees, and of the photograph that its middle is cut from
 # The old program's random crop: shares of the area, width over height, least share of a box, and tries.
 AREAS, ASPECTS, COVERED, ATTEMPTS = (0.05, 1.0), (0.75, 1.33), 0.1, 100
@@ -53,15 +53,6 @@ class Rectangle(NamedTuple):
     top: int
     width: int
     height: int
-
-
-class SamplingGrid(NamedTuple):
-    """Which pixels an output image is made of: place i along an axis is read at `first + i * step`."""
-
-    left: float
-    top: float
-    step_x: float
-    step_y: float
 
 
 def random_crop(
@@ -136,46 +127,6 @@ def evaluation_image(image: EncodedImage, size: int) -> NDArray[np.float32]:
     grid = grid_of_middle(*opened.size, size)
     pixels, _ = read_rows(opened, image.encoded, int(grid.top + (size - 1) * grid.step_y) + 2)
     return resample(pixels, grid, size)
-
-
-def resample(pixels: Pixels, grid: SamplingGrid, size: int, mirrored: bool = False) -> NDArray[np.float32]:
-    """The grid's size x size pixels as float32; the last row and column stand for what lies beyond.
-
-    Rows first, each as one run of numbers, then columns: less than half the time of pillow's `transform` for bytes.
-    """
-    height, width, channels = pixels.shape
-    top, bottom, weight_y = _neighbours(grid.top, grid.step_y, size, height)
-    left, right, weight_x = _neighbours(grid.left, grid.step_x, size, width)
-    if mirrored:
-        left, right, weight_x = left[::-1], right[::-1], weight_x[::-1]
-    if width > 4 * size:  # only the columns that are read: a large photograph has many more
-        pixels = pixels[:, np.concatenate([left, right])]
-        left, right = np.arange(size), np.arange(size, 2 * size)
-    upper, lower = (pixels[y].reshape(size, -1).astype(np.float32) for y in (top, bottom))
-    rows = _between(upper, lower, weight_y[:, None])
-    places = ((channels * x[:, None] + np.arange(channels)).ravel() for x in (left, right))
-    before, after = (rows.take(each, axis=1) for each in places)
-    return _between(before, after, np.repeat(weight_x, channels)).reshape(size, size, channels)
-
-
-def _neighbours(
-    first: float, step: float, size: int, length: int
-) -> tuple[Index, Index, NDArray[np.float32]]:
-    """Along an axis: the pixels before and after each place, and the weight of the second."""
-    at = first + np.arange(size, dtype=np.float64) * step
-    lower = np.floor(at).astype(np.intp)
-    weight = (at - lower).astype(np.float32)
-    return np.clip(lower, 0, length - 1), np.clip(lower + 1, 0, length - 1), weight
-
-
-def _between(
-    near: NDArray[np.float32], far: NDArray[np.float32], weight: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """near + (far - near) * weight, in the memory of both."""
-    far -= near
-    far *= weight
-    near += far
-    return near
 
 
 def fit_to_network(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> Pixels:

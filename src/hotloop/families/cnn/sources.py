@@ -29,6 +29,7 @@ from hotloop.data.jpeg import pillow
 from hotloop.data.jpeg_rows import name_decoder
 from hotloop.data.load import load
 from hotloop.data.own_images import open_own_images
+from hotloop.data.resample import name_resampler
 from hotloop.engine import processes
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
 from hotloop.engine.device import REPLICA
@@ -124,7 +125,9 @@ def open_own(config: TrainConfig, console: Console, seed: int) -> Iterator[Image
         yield replace(found, size=found.size._replace(shape=size.shape), classes=own.classes)
         return
     more = f"{mib:,.1f} MiB of pixels, more than --resident-mib {config.resident_mib}"
-    console.say(f"data: {own.describe()}; {more}: streamed by {workers} workers, {name_decoder()}")
+    console.say(
+        f"data: {own.describe()}; {more}: streamed by {workers} workers, {name_decoder()}, {name_resampler()}"
+    )
     if not config.skip_corrupt:
         with console.progress("looking at images", size.train + size.validation) as bar:
             check_headers(own.train, workers, bar.advance)
@@ -169,7 +172,7 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
                     f"{whole.classes:,}: leave some of them out"
                 )
         found = f"{' + '.join(f'{len(store):,}' for store in there)} photographs"
-        workers = f"{count} workers, {name_decoder()}"
+        workers = f"{count} workers, {name_decoder()}, {name_resampler()}"
         console.say(f"data: imagenet, {found}, files at {config.dataset_path}, {workers}")
     size = whole._replace(
         train=whole.train if train is None else len(train),
