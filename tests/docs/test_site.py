@@ -90,6 +90,12 @@ def test_signatures_have_the_names_that_people_write():
     assert returned == "numpy.ndarray"
 
 
+def test_no_default_keeps_a_signature_from_being_read():
+    said = "(a=<factory>, b=<function Context.<lambda>>, c=<class 'jax.numpy.float32'>, d=<function f at 0x7f1e>)"
+    shown, _ = short_signatures.shorten(None, "class", "C", None, None, said, None)
+    assert shown == "(a=..., b=..., c=float32, d=f)"
+
+
 @pytest.mark.parametrize(
     "said",
     [
