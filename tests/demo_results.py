@@ -26,7 +26,7 @@ RESULTS = {
         "items_per_second": 4e6,
         "statistics": {name: {"value": 0.5, "error": 0.01} for name in ("acceptance", "mean", "variance")},
     },
-    "histogram": {"counts": [1, 3, 2], "edges": [-1.0, 0.0, 1.0, 2.0]},
+    "histogram": {"counts": [1, 3, 2], "edges": [-1.0, 0.0, 1.0, 2.0], "chains": 8},
     "vcd": {
         "elbo": [-500.0, -200.0],
         "log_joint_z0": [-210.0, -205.0],
@@ -57,5 +57,5 @@ RESULTS = {
         "images": 2000,
         "images_per_second": 500.0,
     },
-    "environment": {"jax": "0.0", "hotloop": "0.0"},
+    "environment": {"jax": "0.0", "hotloop": "0.0", "device_kinds": ["cpu"], "driver": None, "xla_flags": ""},
 }

@@ -53,6 +53,11 @@ def test_the_workflow_runs_commands_that_make_knows():
     assert set(named) <= targets
 
 
+def test_the_slow_tests_find_the_built_site():
+    (run,) = (step["run"] for step in WORKFLOW["jobs"]["slow"]["steps"] if "run" in step)
+    assert run.split() == ["make", "docs", "test-slow"]
+
+
 def test_every_package_of_a_user_has_an_oldest_version_and_one_alone():
     found = load_oldest()(PROJECT)
     assert {"jax", "jaxlib", "optax", "numpy", "starlette", "pyarrow", "flax"} <= set(found)

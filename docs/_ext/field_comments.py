@@ -1,7 +1,7 @@
 """Comments beside the fields of a dataclass, shown in the API reference: the code explains each field where it stands.
 
 Sphinx reads `#:` comments alone; here the plain comment at the end of a field's line, or on the line below it where the
-formatter has moved it, becomes an item of the class's text, unless a docstring below the field says more.
+formatter has moved it, becomes an item of the class's text. A field with a docstring below it has an entry of its own.
 """
 
 import ast
@@ -23,7 +23,6 @@ def field_comments(source: str) -> dict[str, str]:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[field.target.id] = " ".join(str(below.value.value).split())
             continue
         for line in lines[field.lineno - 1 : field.end_lineno]:
             if comment := COMMENT.search(line):

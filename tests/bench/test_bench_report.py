@@ -164,6 +164,8 @@ def test_peers_of_every_shape_become_rows_of_one():
     same = {"ratio": 2.0, "ratio_low": 1.5, "ratio_high": 2.5, "floor": 1.1}
     shapes = [
         [{"case": "rnn", "dtype": "float32", "ours_us": 1.0, "torch_us": 2.0, **same}],
+        [{"case": "rnn", "dtype": "float32", "ours_low_us": 0.9, "ours_us": 1.0, "ours_high_us": 1.2,
+          "torch_low_us": 1.8, "torch_us": 2.0, "torch_high_us": 2.2, **same}],
         [{"shape": "rnn", "precision": "Policy(compute=dtype('float32'))", "ours": {"milliseconds": 1.0},
           "torch": {"milliseconds": 2.0}, **same}],
         [{"side": "ours", "case": "rnn, float32", "milliseconds": 1.0, "ratio": 1.0},
@@ -249,6 +251,28 @@ def test_every_result_file_of_the_repository_can_be_shown_with_what_it_measured(
     outline = Outline(page.render())
     assert not found.left_out and page.headline and outline.headings
     assert any(re.fullmatch(r"-?[\d,.]+", cell) for row in outline.rows for cell in row)
+
+
+@pytest.mark.parametrize("file", sorted(REAL.glob("*.json")), ids=lambda file: file.name)
+def test_the_times_beside_a_ratio_are_those_it_is_of(file):
+    for row in gather_sources([file]).peers:
+        ratio = row.ours / row.theirs if row.unit == "ESS/s" else row.theirs / row.ours
+        assert 0.9 * row.low <= ratio <= 1.1 * row.high, row
+        assert row.peer != "peer" and "_" not in row.peer
+
+
+def test_cases_stand_in_the_order_of_their_numbers(tmp_path):
+    rows = [
+        {"case": f"batch {size}", "ours_us": 1.0, "torch_us": 2.0, "ratio": 2.0} for size in (128, 8, 32, 512)
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"date": "2026-01-01", "results": rows}))
+    html = build_report(gather_sources([tmp_path])).render()
+    assert re.findall(r'<text class="note" x="0" y="[\d.]+">batch (\d+)', html)[:4] == [
+        "8",
+        "32",
+        "128",
+        "512",
+    ]
 
 
 def test_the_headline_and_the_tally_are_of_the_last_measurement_of_each_comparison(tmp_path):

@@ -29,6 +29,19 @@ def test_the_numbers_behind_the_charts_are_those_of_the_results():
     assert 15 in numbers  # updates between two values of the ELBO
 
 
+def test_the_histogram_is_a_share_of_all_chains_also_of_those_outside_of_it():
+    html = build_demo_page(RESULTS).render()
+    assert "8 chains, 20 steps each." in html
+    numbers = set(map(float, re.findall(r'data-value="([^"]*)"', html)))
+    assert {1 / 8, 3 / 8, 2 / 8} <= numbers
+
+
+def test_the_environment_is_said_in_words_without_what_is_not_known():
+    said = build_demo_page(RESULTS).render().partition('id="environment"')[2]
+    assert "device kinds: cpu" in said
+    assert "None" not in said and "driver" not in said and "xla" not in said
+
+
 def test_a_kernel_that_moves_no_bytes_has_no_place_on_the_roofline():
     kernels = copy.deepcopy(RESULTS["kernels"]) | {"free": kernel(1e6, 0, 0.01)}
     assert roofline_chart(kernels).table() == roofline_chart(RESULTS["kernels"]).table()

@@ -37,6 +37,23 @@ def test_rows_with_many_figures_and_few_rows_stand_on_their_side(page):
     assert html.count("<tr>") == 13
 
 
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ([{"model": "m", "bits": 16, "rate": 2.5}, {"model": "m", "bits": 32, "rate": 1.5}], ["bits 16", "bits 32"]),
+        ([{"case": "a", "data": "x", "s": 1.5}, {"case": "b", "data": "y", "s": 1.5}], ["a", "b"]),
+        ([{"m": "a", "cache": "no", "s": 1.5}, {"m": "a", "cache": "yes", "s": 2.5},
+          {"m": "b", "cache": "no", "s": 0.5}], ["a, no", "a, yes", "b, no"]),
+        ([{"rate": 2.5, "bits": 16}, {"rate": 1.5, "bits": 32}], ["1", "2"]),
+        ([{"case": "a", "s": 2.5}, {"case": "a", "s": 1.5}], ["1", "2"]),
+        ([{"case": 50 * "a", "s": 2.5}, {"case": "b", "s": 1.5}], ["1", "2"]),
+    ],
+)  # fmt: skip
+def test_rows_without_names_are_named_by_the_settings_that_tell_them_apart(page, rows, names):
+    html = page(results=[row | {f"f{i}": i + 0.5 for i in range(12)} for row in rows]).render()
+    assert "".join(f'<th scope="col">{name}</th>' for name in names) in html.replace(' class="words"', "")
+
+
 def test_rows_of_several_kinds_are_several_tables(page):
     rows = [{"a": 1, "b": 2}, {"a": 3, "b": 4}, {"x": 5, "y": {"z": 6}}, {"x": 7, "y": {"z": 8}}]
     html = page(results=rows).render()

@@ -72,6 +72,15 @@ def test_nothing_is_cut_off_covered_or_unsorted(pages, browser, name, charts, wi
     assert found["width"] <= width
 
 
+@BOTH
+def test_a_command_is_seen_to_its_end(pages, browser, width):
+    look(browser, pages["report"], width)
+    assert (
+        browser.run("[...document.querySelectorAll('pre')].filter(e => e.scrollWidth > e.clientWidth).length")
+        == 0
+    )
+
+
 LONELY = """[...document.querySelectorAll(".charts")].flatMap(grid => [...grid.children].filter(card => {
   const at = each => each.getBoundingClientRect();
   const beside = [...grid.children].some(other => other !== card && Math.abs(at(other).top - at(card).top) < 1);

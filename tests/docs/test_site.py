@@ -80,8 +80,7 @@ class Config:
     assert found == {
         "first": "what it is",
         "second": "behind a bracket",
-        "fourth": "Said below, on two lines.",
-    }
+    }  # what is said below a field is its own entry: here it would be there twice
 
 
 def test_signatures_have_the_names_that_people_write():
@@ -89,3 +88,24 @@ def test_signatures_have_the_names_that_people_write():
     shown, returned = short_signatures.shorten(None, "function", "f", None, None, said, "numpy.ndarray")
     assert shown == "(where: str | ~Path | None = None, x: Array, say: ~Callable = show)"
     assert returned == "numpy.ndarray"
+
+
+def test_no_default_keeps_a_signature_from_being_read():
+    said = "(a=<factory>, b=<function Context.<lambda>>, c=<class 'jax.numpy.float32'>, d=<function f at 0x7f1e>)"
+    shown, _ = short_signatures.shorten(None, "class", "C", None, None, said, None)
+    assert shown == "(a=..., b=..., c=float32, d=f)"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "(x: numpy.ndarray[tuple[Any, ...], numpy.dtype[numpy.uint8]])",
+        "(x: ~numpy.ndarray[tuple[~typing.Any, ...], ~numpy.dtype[~numpy.uint8]])",
+        "(x: ndarray[tuple[Any, ...], dtype[uint8]])",
+    ],
+)
+def test_arrays_of_numpy_are_written_as_people_do(said):
+    assert short_signatures.shorten(None, "function", "f", None, None, said, None) == (
+        "(x: NDArray[uint8])",
+        None,
+    )

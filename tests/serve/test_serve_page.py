@@ -169,6 +169,7 @@ def test_figures_change_while_what_was_drawn_stays(page):
         f"document.querySelector('{of('digits', 'td:nth-child(2)')}').textContent === '{int(before) + 1}'"
     )
     assert "It is tall" in said(page, "digits")
+    assert page.run(f"document.querySelector('{of('digits', '.head')}').innerText").endswith("version 1")
     assert page.run("document.getElementById('state').textContent") == "ready"
 
 

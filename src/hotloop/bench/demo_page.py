@@ -48,7 +48,12 @@ def build_demo_page(results: Mapping[str, Any]) -> Page:
     _add_sampling(page, results["hmc"], results["histogram"], results["vcd"])
     _add_trainings(page, results["recommender"], results["cnn"], results["estimator"])
     page.section("Environment")
-    page.code("\n".join(f"{name}: {value}" for name, value in environment.items()))
+    known = {name: value for name, value in environment.items() if value not in (None, "")}
+    words = {
+        name: ", ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in known.items()
+    }
+    page.code("\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in words.items()))
     return page
 
 
@@ -100,8 +105,8 @@ def _add_kernels(page: Page, kernels: Mapping[str, Result]) -> None:
 def _add_sampling(page: Page, hmc: Result, histogram: Result, vae: Result) -> None:
     found = hmc["statistics"].items()
     moments = ", ".join(f"{name} {one['value']:.4f} ± {one['error']:.4f}" for name, one in found)
-    counts, edges = histogram["counts"], histogram["edges"]
-    heights = [count / sum(counts) / (edges[1] - edges[0]) for count in counts]
+    counts, edges, chains = histogram["counts"], histogram["edges"], histogram["chains"]
+    heights = [count / chains / (edges[1] - edges[0]) for count in counts]
     chart = Chart("HMC samples and the exact density", Axis("x"), Axis("density", low=0))
     chart.add("steps", [*zip(edges, heights, strict=False), (edges[-1], 0.0)], "samples")
     grid = [edges[0] + (edges[-1] - edges[0]) * i / 160 for i in range(161)]
@@ -111,7 +116,7 @@ def _add_sampling(page: Page, hmc: Result, histogram: Result, vae: Result) -> No
         "Hamiltonian Monte Carlo",
         f"{hmc['items_per_second']:,.0f} HMC steps per second in one chain on the density exp(-x - x²): {moments}. "
         "The exact values are 0.7837, -0.5 and 0.5.",
-        [(chart, f"{sum(counts):,} chains, 20 steps each.")],
+        [(chart, f"{chains:,} chains, 20 steps each.")],
     )
     elbo = {"": [(15 * place, value) for place, value in enumerate(vae["elbo"])]}
     bound = line_chart("The usual bound first", Axis("update"), Axis("ELBO, nats"), elbo)

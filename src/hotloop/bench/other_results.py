@@ -5,6 +5,7 @@ epochs or updates a curve. It knows no program by name.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ OVER = ("epoch", "update", "step")
 """What a curve may run over; the first that there is."""
 SEEDS = ("seed", "seeds", "samples", "round")  # numbers that are no measurement
 MOST_COLUMNS, FEW_ROWS, MOST_CHARTS = 10, 8, 6
+LONGEST_NAME = 40
 FULL_ENOUGH = 0.7  # of a table's cells
 START, HIDES = (
     0.1,
@@ -151,7 +153,7 @@ def _add_part(page: Page, name: str, value: Any) -> None:
         isinstance(value, Mapping) and all(isinstance(one, Mapping) for one in value.values())
     ):
         is_named = isinstance(value, Mapping)
-        rows = dict(value) if is_named else {f"{n}": row for n, row in enumerate(value, 1)}
+        rows = dict(value) if is_named else dict(zip(_name_rows(value), value, strict=True))
         alike = list(group_by(rows, lambda one: frozenset(rows[one])).values())
         if len(alike) > 1 and _is_sparse(rows.values()):
             for names in alike:  # rows of several kinds
@@ -175,6 +177,23 @@ def _add_part(page: Page, name: str, value: Any) -> None:
         for key, one in value.items():
             if _holds_lists(one):
                 _add_part(page, f"{name}: {_words(str(key))}", one)
+
+
+def _name_rows(rows: Rows) -> list[str]:
+    """Names out of what rows begin with, before what is measured, if it tells them apart; else their numbers."""
+    first, names = rows[0], [""] * len(rows)
+    for key in takewhile(lambda key: _is_setting(first[key]), first):
+        values = [row.get(key) for row in rows]
+        if len(set(map(str, values))) > 1 and all(map(_is_setting, values)):
+            said = [value if isinstance(value, str) else f"{_words(key)} {value}" for value in values]
+            names = [f"{name}, {one}".removeprefix(", ") for name, one in zip(names, said, strict=True)]
+            if len(set(names)) == len(rows) and max(map(len, names)) <= LONGEST_NAME:
+                return names
+    return [f"{number}" for number in range(1, len(rows) + 1)]
+
+
+def _is_setting(value: Any) -> bool:
+    return isinstance(value, str | int)
 
 
 def _is_sparse(rows: Iterable[Mapping[str, Any]]) -> bool:

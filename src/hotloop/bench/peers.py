@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hotloop.bench.axes import Axis
+from hotloop.bench.axes import Axis, format_value
 from hotloop.bench.page import Page, Word
 from hotloop.bench.record import group_by, is_number, is_positive
 from hotloop.bench.strips import Strip, Strips
@@ -28,6 +28,7 @@ REPORT_COLUMNS = (
 )
 UNITS = {"milliseconds": "ms", "ess_per_second": "ESS/s"}
 """What a side says of its speed, the first that it has -> its unit."""
+ENDS = ("_low_us", "_high_us")  # of the rounds of a side
 ALIKE = 0.02  # by which all rounds may differ and are the same
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -87,7 +88,7 @@ def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
         if row.get("side") == "ours" or not is_positive(row.get("ratio")):
             continue
         family, case = str(row.get("family") or document.get("family") or words[0]), _case(row)
-        timed = [key.removesuffix("_us") for key in row if key.endswith("_us")]
+        timed = [key.removesuffix("_us") for key in row if key.endswith("_us") and not key.endswith(ENDS)]
         nested = [key for key, value in row.items() if isinstance(value, Mapping)]
         unnamed = next((key for key in (*timed, *nested) if key != "ours"), "peer")
         peer = str(row.get("side") or row.get("peer") or unnamed)
@@ -163,16 +164,21 @@ def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
             detail = f"{row.date[5:]} {row.commit}".strip() if often[row.case, row.peer] > 1 else ""
             name = f"{row.case} · {row.peer}"
             strips.append(Strip(name, row.low, row.ratio, row.high, detail=detail, word=row.word))
-        strips.sort(key=lambda strip: strip.name)
+        strips.sort(key=lambda strip: _by_numbers(strip.name))
         days = sorted({row.date for row in shown})
         when = f"Measured on {days[0]}." if len(days) < 2 else f"Measured from {days[0]} to {days[-1]}."
         page.charts([(Strips(f"{family} on {device}", axis, strips, at=1.0), when)])
     cells = []
     for row in rows:
-        ratio = (Word(row.word), row.ratio, f"{row.low:.3g}–{row.high:.3g}")
+        ratio = (Word(row.word), row.ratio, f"{format_value(row.low)}–{format_value(row.high)}")
         numbers = (row.ours, row.theirs, row.unit, row.floor)
         cells.append((row.family, row.case, row.peer, *ratio, *numbers, row.device, row.date, row.commit))
     page.table(REPORT_COLUMNS, cells, "Comparisons with peers")
+
+
+def _by_numbers(name: str) -> list[str | int]:
+    """For an order in which 8 comes before 64: words and numbers by turns."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def check_programs(families: Sequence[str]) -> None:

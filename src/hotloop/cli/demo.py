@@ -158,7 +158,7 @@ def loss_curve(device: Any) -> list[float]:
     return rounds
 
 
-def sample_histogram(device: Any) -> dict[str, list[float]]:
+def sample_histogram(device: Any) -> dict[str, Any]:
     """Where many HMC chains of the toy target stand after a few steps."""
     import numpy as np
 
@@ -167,7 +167,7 @@ def sample_histogram(device: Any) -> dict[str, list[float]]:
     sampler = prepare(SAMPLES, toy(SAMPLES), device.platform)
     sampler.step()
     counts, edges = np.histogram(sampler.state.position, BINS, RANGE)
-    return {"counts": counts.tolist(), "edges": edges.tolist()}
+    return {"counts": counts.tolist(), "edges": edges.tolist(), "chains": SAMPLES.chains}
 
 
 COMMAND = Command(config=Demo, run=run)

@@ -51,7 +51,7 @@ function makeSection(about) {
     make("details", {open: true}, make("summary", {text: "Figures since the server started"}), wrap,
       make("p", {className: "hint", text: "Scroll sideways for more columns →"})));
   const update = (now, stats) => {
-    versions.textContent = "versions " + now.versions.join(", ");
+    versions.textContent = `version${now.versions.length > 1 ? "s" : ""} ${now.versions.join(", ")}`;
     body.replaceChildren(...stats.map(row => make("tr", {}, ...row.map(text => make("td", {text})))));
   };
   return {signature: signature(about), node, update};
