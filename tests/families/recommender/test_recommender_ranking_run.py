@@ -218,6 +218,28 @@ def test_nothing_to_like_is_refused_before_a_folder_is_made(options, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("rating", "reason"),
+    [
+        (2, r"^--relevant 4: no validation rating of held\.txt is as high; take a lower one$"),
+        (
+            5,
+            r"^held\.txt: its users have rated every item that they like there \(--relevant 4\) in training, too",
+        ),
+    ],
+)
+def test_validation_ratings_without_anything_to_find_are_refused_by_their_name(
+    options, tmp_path, rating, reason
+):
+    whole, held = tmp_path / "whole.txt", tmp_path / "held.txt"
+    whole.write_text("".join(f"{user}\t{item}\t5\n" for user in range(8) for item in range(user, user + 4)))
+    held.write_text("".join(f"{user}\t{user}\t{rating}\n" for user in range(8)))
+    files = {"training_data_file": whole, "validation_data_file": held, "test_data_file": None}
+    with pytest.raises(DataError, match=reason):
+        train.run(replace(options, results_dir=tmp_path / "new", **files), Listener(), "test")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_run_from_before_there_was_an_objective_is_one_of_ratings(tmp_path, monkeypatch):
     runs.small_layers(monkeypatch)
     run = runs.make_run(tmp_path / "here")
