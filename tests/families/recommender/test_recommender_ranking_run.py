@@ -119,10 +119,11 @@ def test_evaluate_gives_an_order_and_no_ratings_and_predict_is_refused(run):
     assert row[1:3] == ["-", "-"]
     with pytest.raises(OptionError, match="--objective ranking, which orders items and predicts no ratings"):
         evaluate.run_predict(PredictOptions(run=run), runs.Listener())
-    with pytest.raises(OptionError, match=r"--round: .* predicts no ratings"):
-        recommend.run(RecommendOptions(run=run, all=True, round=True), runs.Listener())
-    with pytest.raises(OptionError, match=r"--round: .* predicts no ratings"):
-        evaluate.run(EvaluateOptions(run=run, round=True), runs.Listener())
+    for option, given in (("--round", {"round": True}), ("--no-clip", {"clip": False})):
+        with pytest.raises(OptionError, match=rf"^{option}: .* predicts no ratings"):
+            recommend.run(RecommendOptions(run=run, all=True, **given), runs.Listener())
+        with pytest.raises(OptionError, match=rf"^{option}: .* predicts no ratings"):
+            evaluate.run(EvaluateOptions(run=run, **given), runs.Listener())
 
 
 def best_columns(scores, row, top):
