@@ -183,6 +183,14 @@ def test_a_model_of_ratings_says_that_it_ranks_by_them_and_how_it_compares(tmp_p
     assert "compares that with" in recommend.describe_order(saved_run.load_run(run))
 
 
+def test_a_run_without_held_out_ratings_promises_no_comparison(options, tmp_path):
+    wish = replace(options, results_dir=tmp_path, epochs=1, no_validation=True)
+    wish = replace(wish, validation_data_file=None, test_data_file=None)
+    train.run(wish, Listener(), "test")
+    said = recommend.describe_order(saved_run.load_run(tmp_path / "whole"))
+    assert said.endswith("no ratings were held out (--no-validation) that could say what that order is worth")
+
+
 @pytest.mark.parametrize("with_users", [False, True])
 def test_an_exported_model_gives_the_lists_of_recommend(run, with_users):
     from test_recommender_export import sent

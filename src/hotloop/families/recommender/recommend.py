@@ -110,6 +110,10 @@ def describe_order(found: SavedRun) -> str:
             for event in current_records(read_events(found.folder))
             if event["event"] == "evaluation" and event["update"] == found.step and ndcg in event
         ]
+    config = found.config
+    held_out = config.validation_data_file or config.test_data_file
+    if config.training_data_file and config.no_validation and not held_out:
+        return f"ranked by {by}: no ratings were held out (--no-validation) that could say what that order is worth"
     if not events:
         advice = (
             f"`hotloop recommender baselines --run {found.folder}` compares that with popularity and EASE"
