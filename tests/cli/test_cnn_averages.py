@@ -106,6 +106,14 @@ def test_predictions_are_of_the_weights_asked_for(averaged, tmp_path):
     assert auto == ema != raw
 
 
+def test_weights_of_sixteen_bits_are_validated_beside_their_wide_averages(digits, tmp_path):  # noqa: F811
+    words = [*AVERAGED, "--dataset-path", digits, "--results-dir", tmp_path, "--precision", "16.16"]
+    status, result, said = called("train", *words, "--num-epochs", "2")
+    assert status == 0, said
+    assert [row["step"] for row in result["validation"]] == [6, 12]
+    assert all({"validation_accuracy", "ema_accuracy"} <= row.keys() for row in result["validation"])
+
+
 def test_there_are_no_averages_of_a_run_without_them(averaged, tmp_path):
     status, _, said = called(
         "train", "--synthetic-data", "host", "--dataset", "mnist", "--weight-updates-per-epoch", "1", "--validation",

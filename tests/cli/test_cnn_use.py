@@ -80,6 +80,7 @@ def test_an_image_that_is_far_from_those_of_the_training_is_named(checkpoint, tm
         ((28, 28), "L", (28, 28, 1), "mnist", []),
         ((900, 300), "RGB", (224, 224, 3), "imagenet", []),
         ((500, 100), "RGB", (224, 224, 3), "imagenet", ["of 500 x 100 pixels, and they had 224 x 224"]),
+        ((60, 50), "L", (224, 224, 3), "folder", []),
     ],
 )
 def test_photographs_may_be_large_and_digits_are_grey(size, mode, shape, dataset, said):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
@@ -61,6 +62,15 @@ def test_every_image_is_in_one_shard_with_its_label(photos, built):
     assert records.classes == files.classes == 3
     assert [path.name for path in records.files] == [shard_name("train", k, 3) for k in range(3)]
     assert records.counts.tolist() == [3, 3, 4]
+
+
+@pytest.mark.parametrize("name", [b"n\n03", b"n\xff03"], ids=["of two lines", "no UTF-8"])
+def test_a_class_whose_name_no_line_can_hold_is_refused(source, tmp_path, name):
+    (source / "train" / "n02").rename(source / "train" / os.fsdecode(name))
+    with pytest.raises(
+        DataError, match=r"train: class folder 'n.*03': a name that cannot be printed; rename"
+    ):
+        build(source, tmp_path / "out")
 
 
 def test_labels_follow_sorted_synsets_and_are_the_same_in_both_parts(built):

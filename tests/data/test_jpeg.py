@@ -9,6 +9,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hotloop
@@ -54,6 +55,25 @@ def test_the_formats_that_the_docs_name_are_decoded(kind):
     docs = Path(hotloop.__file__).parents[2] / "docs" / "data.md"
     if docs.exists():
         assert f".{kind.lower()}" in docs.read_text()
+
+
+def test_grey_of_sixteen_bits_keeps_its_upper_eight():
+    from PIL import Image
+
+    grey = np.linspace(0, 65535, 63).astype(np.uint16).reshape(7, 9)
+    out = io.BytesIO()
+    Image.fromarray(grey).save(out, "PNG")
+    np.testing.assert_array_equal(decode(out.getvalue()), np.repeat((grey >> 8)[..., None], 3, axis=-1))
+
+
+def test_a_palette_with_transparency_is_decoded_in_silence():
+    from PIL import Image
+
+    out, plain = io.BytesIO(), io.BytesIO()
+    image = Image.open(io.BytesIO(encoded(9, 7, kind="PNG"))).convert("P")
+    image.save(out, "PNG", transparency=bytes(range(256)))
+    image.save(plain, "PNG")
+    np.testing.assert_array_equal(decode(out.getvalue()), decode(plain.getvalue()))
 
 
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "PPM", "PCX", "TGA", "ICO", "SGI", "PDF", "EPS"])

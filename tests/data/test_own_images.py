@@ -1,6 +1,9 @@
 """A folder of one's own images: its classes, what is held out, and what is refused."""
 
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -121,6 +124,20 @@ def test_records_have_the_classes_and_the_images_that_the_folder_would_hold_out(
             for store in (ours, theirs)
         ]
         assert pairs[0] == pairs[1]
+
+
+def test_names_of_records_are_read_as_they_were_written_whatever_the_locale(tmp_path):
+    source = image_folder(tmp_path / "own", {"train": dict.fromkeys(NAMES, 3)})
+    out = built(source, tmp_path / "out", hold_out=True)
+    code = (
+        "import sys; from hotloop.data.own_images import open_own_images; "
+        "print(ascii(open_own_images(sys.argv[1]).classes))"
+    )
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    said = subprocess.run(
+        [sys.executable, "-c", code, out], env={**os.environ, **ascii_alone}, capture_output=True, text=True
+    )
+    assert said.stdout.strip() == ascii(tuple(sorted(NAMES))), said.stderr
 
 
 def test_records_that_lack_what_a_training_needs_say_how_to_get_it(tmp_path):

@@ -147,6 +147,23 @@ def test_an_evaluation_compiles_once_for_state_after_state() -> None:
     assert evaluation.compiled.cost_analysis() is not None
 
 
+def test_states_of_two_types_in_turn_have_a_program_each() -> None:
+    traces: list[int] = []
+
+    def counted(state: Any, batch: Any) -> dict[str, jax.Array]:
+        traces.append(1)
+        return {"total": batch["x"][:, 0] * state["scale"].astype(jnp.float32)}
+
+    evaluation = Evaluation(counted, DATA, 20)
+    found = [
+        evaluation({"scale": jnp.asarray(0.7, dtype)})["total"] for dtype in (jnp.bfloat16, jnp.float32) * 2
+    ]
+    assert len(traces) == 2
+    narrow = float(jnp.bfloat16(0.7))
+    assert found[0] == found[2] == pytest.approx(found[1] * narrow / 0.7, rel=1e-6)
+    assert found[1] == found[3] != found[0]
+
+
 def test_what_padding_computes_is_left_out_even_if_it_is_not_a_number() -> None:
     def one_or_nan(_: Any, batch: Any) -> dict[str, jax.Array]:
         return {"ones": jnp.where(jnp.arange(len(batch["x"])) < 3, 1.0, jnp.nan)}

@@ -177,7 +177,7 @@ def run_build(
 
 def _write_text(path: Path, text: str) -> None:
     with file_errors(path, "cannot be written"), whole_file(path) as unfinished:
-        unfinished.write_text(text)
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def read_texts(path: str | Path, synsets: Collection[str]) -> dict[str, str]:
@@ -226,7 +226,7 @@ def read_boxes(path: str | Path) -> dict[str, NDArray[np.float32]]:
 def _lines(path: Path) -> list[str]:
     try:
         with file_errors(path):
-            return path.read_text().splitlines()
+            return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start:,}: not UTF-8 text") from None
 

@@ -104,7 +104,7 @@ class RecordSet:
         self._shard_of = np.repeat(np.arange(len(self.files)), self.counts)
         self._check = check
         try:
-            labels = (folder / LABELS_FILE).read_text().strip().splitlines()
+            labels = (folder / LABELS_FILE).read_text(encoding="utf-8").strip().splitlines()
         except (OSError, ValueError):
             labels = []
         self.classes = len(labels) or IMAGENET_CLASSES
@@ -198,6 +198,8 @@ def list_class_folders(folder: Path) -> tuple[str, ...]:
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     if not names:
         raise DataError(f"{folder}: no class folders")
+    if odd := [name for name in names if not name.isprintable()]:
+        raise DataError(f"{folder}: class folder {odd[0]!r}: a name that cannot be printed; rename it")
     return tuple(names)
 
 

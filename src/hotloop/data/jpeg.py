@@ -75,6 +75,10 @@ def _open(file: BinaryIO, formats: Sequence[str]) -> "Image.Image":
 def load_rgb(image: "Image.Image") -> "Image.Image":
     try:
         image.load()
+        if image.mode.startswith("I"):  # sixteen bits a pixel, of which pillow would cut off all above 255
+            image = pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        elif image.mode == "P" and "transparency" in image.info:  # pillow warns of the direct way
+            image = image.convert("RGBA")
         return image if image.mode == "RGB" else image.convert("RGB")
     except Exception as error:
         raise ImageError(_reason(error)) from None

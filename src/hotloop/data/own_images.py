@@ -74,10 +74,6 @@ def list_own_images(folder: Path) -> tuple[Images, Images, tuple[str, ...], bool
     if not (folder / "train").is_dir():
         raise DataError(f"{folder}: no folder train in it; {LAYOUT}")
     classes = list_class_folders(folder / "train")
-    if odd := [name for name in classes if not name.isprintable()]:
-        raise DataError(
-            f"{folder / 'train'}: class folder {odd[0]!r}: a name that cannot be printed; rename it"
-        )
     train = list_class_images(folder / "train", classes)
     other = part_folder(folder, "validation")
     if other is None:
@@ -116,7 +112,7 @@ def _name(path: Path) -> bytes:
 
 def _open_records(folder: Path) -> OwnImages:
     try:
-        classes = tuple((folder / LABELS_FILE).read_text().splitlines())
+        classes = tuple((folder / LABELS_FILE).read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError):
         raise DataError(
             f"{folder}: records without a readable {LABELS_FILE}, the names of their classes; build-records writes it"

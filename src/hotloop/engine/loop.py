@@ -427,7 +427,8 @@ class Prepared:
 
 
 class Evaluation:
-    """A data set and what to compute for its samples, compiled once and called with state after state.
+    """A data set and what to compute for its samples, compiled once (for states of the same types) and called with
+    state after state.
 
     `fn(state, batch)` returns a dict of arrays whose first axis is the batch: a correct answer as a bool, a squared
     error, or a row for each sample. `evaluation(state)` is the sum of each over all samples, and their number under
@@ -465,7 +466,8 @@ class Evaluation:
         # Several devices get the batch that was asked for, which they may have to divide further.
         self.batch_size = feeds.fill_up(sharding, batch_size) if sharding else min(batch_size, self.samples)
         self.lower_seconds = self.compile_seconds = 0.0
-        self.compiled: Any = None
+        self.compiled: Any = None  # the program of the last state's types
+        self._programs: dict[Any, Any] = {}
         self._fn, self._gather, self._sharding, self._united = fn, gather, sharding, united
         self._everywhere = feeds.placement_like(sharding, ())
         self._data = processes.place(data, self._everywhere)
@@ -477,7 +479,9 @@ class Evaluation:
         return other
 
     def compile(self, state: Any) -> None:
-        """Compile ahead of the first call, if that is still to do."""
+        """Compile ahead of the first call with a state of these types, if that is still to do."""
+        types = tuple(jnp.result_type(leaf) for leaf in jax.tree.leaves(state))
+        self.compiled = self._programs.get(types)
         if self.compiled is not None:
             return
         fn = self._fn if isinstance(self._fn, Prepared) else Prepared(lambda state: state, self._fn)
@@ -510,6 +514,7 @@ class Evaluation:
             lowered = jax.jit(sums_of_batches, out_shardings=everywhere).lower(spread, self._data)
             self.lower_seconds = time.perf_counter() - started
             self.compiled = lowered.compile(compiler_options=choose_options(lowered, platform()))
+        self._programs[types] = self.compiled
         _reserve_temporaries(self.compiled)
         self.compile_seconds = time.perf_counter() - started - self.lower_seconds
         _await_others(spread, self._data)

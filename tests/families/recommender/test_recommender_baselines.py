@@ -127,6 +127,11 @@ def naive_ease(parts, penalty):
     return [runs.naive(scores, train, part, (2, 3), 3.5) for part in (validation, test)]
 
 
+def test_lambda_is_the_usual_one_where_nobody_is_ranked_to_choose_it_by(run):
+    result = baselines.run(BaselineOptions(run=run, k=(2,), relevant=9.0), runs.Listener())
+    assert f"EASE (lambda {baselines.USUAL_LAMBDA:g})" in result["models"]
+
+
 @pytest.mark.slow
 def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
     monkeypatch.setattr(baselines, "LAMBDA_GRID", (0.1, 1.0, 30.0))

@@ -119,10 +119,11 @@ def test_evaluate_gives_an_order_and_no_ratings_and_predict_is_refused(run):
     assert row[1:3] == ["-", "-"]
     with pytest.raises(OptionError, match="--objective ranking, which orders items and predicts no ratings"):
         evaluate.run_predict(PredictOptions(run=run), runs.Listener())
-    with pytest.raises(OptionError, match=r"--round: .* predicts no ratings"):
-        recommend.run(RecommendOptions(run=run, all=True, round=True), runs.Listener())
-    with pytest.raises(OptionError, match=r"--round: .* predicts no ratings"):
-        evaluate.run(EvaluateOptions(run=run, round=True), runs.Listener())
+    for option, given in (("--round", {"round": True}), ("--no-clip", {"clip": False})):
+        with pytest.raises(OptionError, match=rf"^{option}: .* predicts no ratings"):
+            recommend.run(RecommendOptions(run=run, all=True, **given), runs.Listener())
+        with pytest.raises(OptionError, match=rf"^{option}: .* predicts no ratings"):
+            evaluate.run(EvaluateOptions(run=run, **given), runs.Listener())
 
 
 def best_columns(scores, row, top):
@@ -182,6 +183,14 @@ def test_a_model_of_ratings_says_that_it_ranks_by_them_and_how_it_compares(tmp_p
     assert "compares that with" in recommend.describe_order(saved_run.load_run(run))
 
 
+def test_a_run_without_held_out_ratings_promises_no_comparison(options, tmp_path):
+    wish = replace(options, results_dir=tmp_path, epochs=1, no_validation=True)
+    wish = replace(wish, validation_data_file=None, test_data_file=None)
+    train.run(wish, Listener(), "test")
+    said = recommend.describe_order(saved_run.load_run(tmp_path / "whole"))
+    assert said.endswith("no ratings were held out (--no-validation) that could say what that order is worth")
+
+
 @pytest.mark.parametrize("with_users", [False, True])
 def test_an_exported_model_gives_the_lists_of_recommend(run, with_users):
     from test_recommender_export import sent
@@ -215,6 +224,28 @@ def test_nothing_to_like_is_refused_before_a_folder_is_made(options, tmp_path):
         DataError, match=r"^--relevant 5\.5: no training rating of .* is as high; take a lower one"
     ):
         train.run(wish, Listener(), "test")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("rating", "reason"),
+    [
+        (2, r"^--relevant 4: no validation rating of held\.txt is as high; take a lower one$"),
+        (
+            5,
+            r"^held\.txt: its users have rated every item that they like there \(--relevant 4\) in training, too",
+        ),
+    ],
+)
+def test_validation_ratings_without_anything_to_find_are_refused_by_their_name(
+    options, tmp_path, rating, reason
+):
+    whole, held = tmp_path / "whole.txt", tmp_path / "held.txt"
+    whole.write_text("".join(f"{user}\t{item}\t5\n" for user in range(8) for item in range(user, user + 4)))
+    held.write_text("".join(f"{user}\t{user}\t{rating}\n" for user in range(8)))
+    files = {"training_data_file": whole, "validation_data_file": held, "test_data_file": None}
+    with pytest.raises(DataError, match=reason):
+        train.run(replace(options, results_dir=tmp_path / "new", **files), Listener(), "test")
     assert not (tmp_path / "new").exists()
 
 

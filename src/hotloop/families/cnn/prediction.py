@@ -24,7 +24,7 @@ from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import images
 from hotloop.families.cnn.command_options import PredictConfig
 from hotloop.families.cnn.network import inference_logits
-from hotloop.families.cnn.options import PHOTOGRAPHS
+from hotloop.families.cnn.options import FOLDER, PHOTOGRAPHS
 from hotloop.families.cnn.photographs import fit_to_network
 from hotloop.families.cnn.saved_network import check_any, checkpoints_at, read_saved_network, weights_of
 
@@ -106,8 +106,13 @@ def read_image(
 
 
 def unlike_training(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> list[str]:
-    """What an image has that those of the training had not: other colours, or a size that is far from theirs."""
-    found = []
+    """What an image has that those of the training had not: other colours, or a size that is far from theirs.
+
+    What those of an own folder had is not known.
+    """
+    found: list[str] = []
+    if dataset == FOLDER:
+        return found
     thumbnail = np.asarray(image.resize((32, 32)), np.int16)
     is_grey = np.ptp(thumbnail, axis=-1).max() < GREY
     if is_grey != (shape[2] == 1):

@@ -127,7 +127,8 @@ def measure_baselines(
         if validation is not None:
             validate, by = measure(score_ease, validation, rates=False), f"ndcg@{config.k[0]}"
             tried = {each: validate(ease_weights(products, each)).get(by, 0.0) for each in LAMBDA_GRID}
-            best = max(LAMBDA_GRID, key=lambda each: tried[each])
+            if any(tried.values()):
+                best = max(LAMBDA_GRID, key=lambda each: tried[each])
         figures = measure(score_ease, rates=False)(ease_weights(products, best))
         rows[f"EASE (lambda {best:g})"] = figures
     if found is not None:

@@ -27,6 +27,7 @@ from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import (
     CheckpointOptions,
     EvaluateOptions,
+    PredictionOptions,
     PredictOptions,
     RankingOptions,
     TruthOptions,
@@ -61,8 +62,7 @@ def load_on_devices(config: CheckpointOptions) -> tuple[SavedRun, Mesh | None]:
 
 def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
     found, mesh = load_on_devices(config)
-    if found.job.is_ranking and config.round:
-        raise OptionError(f"--round: {config.run} was trained by --objective ranking and predicts no ratings")
+    check_rating_options(config, found)
     chosen = load_evaluation_set(config, found, found.load_training(), console)
     size = config.batch_size or found.batch_size
     started = time.perf_counter()
@@ -98,6 +98,15 @@ def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
         write_json(path, result)
     console.say(f"written: {path}")
     return {**to_jsonable(result), "path": str(path)}
+
+
+def check_rating_options(config: PredictionOptions, found: SavedRun) -> None:
+    """OptionError for what changes predicted ratings, of which a run of --objective ranking has none."""
+    given = "--round" if config.round else "" if config.clip else "--no-clip"
+    if found.job.is_ranking and given:
+        raise OptionError(
+            f"{given}: {found.folder} was trained by --objective ranking and predicts no ratings"
+        )
 
 
 def load_evaluation_set(

@@ -187,3 +187,12 @@ def ranking_figures(sums: Mapping[str, Any], ks: Sequence[int]) -> Figures:
 def count_likes(train: RatingMatrix, least: float) -> NDArray[np.int64]:
     """How many users like each item: what popularity ranks by."""
     return np.bincount(train.items[train.values() >= least], minlength=train.n_items)
+
+
+def has_unrated_likes(train: RatingMatrix, truth: RatingMatrix, least: float) -> bool:
+    """Whether any user likes a held-out item that it has not rated in training: if not, nobody is ranked."""
+    for user in batches.find_users(truth):
+        items, values = truth.row(user)
+        if not np.isin(items[values >= least], train.row(user)[0]).all():
+            return True
+    return False

@@ -29,6 +29,7 @@ from hotloop.families.recommender import batches, model
 from hotloop.families.recommender.commands_config import RecommendOptions
 from hotloop.families.recommender.config import KS
 from hotloop.families.recommender.evaluate import (
+    check_rating_options,
     load_observed,
     load_on_devices,
     on_all,
@@ -46,8 +47,7 @@ MOST_USERS = 4096
 
 def run(config: RecommendOptions, console: Console) -> Mapping[str, Any]:
     found, mesh = load_on_devices(config)
-    if found.job.is_ranking and config.round:
-        raise OptionError(f"--round: {config.run} was trained by --objective ranking and predicts no ratings")
+    check_rating_options(config, found)
     train = load_observed(config.ratings_file, found, console)
     users = find_rows(config, train)
     titles = None if config.titles is None else TitleColumn(config, train, console)
@@ -110,6 +110,10 @@ def describe_order(found: SavedRun) -> str:
             for event in current_records(read_events(found.folder))
             if event["event"] == "evaluation" and event["update"] == found.step and ndcg in event
         ]
+    config = found.config
+    held_out = config.validation_data_file or config.test_data_file
+    if config.training_data_file and config.no_validation and not held_out:
+        return f"ranked by {by}: no ratings were held out (--no-validation) that could say what that order is worth"
     if not events:
         advice = (
             f"`hotloop recommender baselines --run {found.folder}` compares that with popularity and EASE"

@@ -32,7 +32,7 @@ from hotloop.families.recommender import batches, model, rating_sets, saved_run
 from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY
 from hotloop.families.recommender.config import FILES, KS, TrainOptions, make_schedule, warn_of_no_effect
-from hotloop.families.recommender.measures import count_likes
+from hotloop.families.recommender.measures import count_likes, has_unrated_likes
 from hotloop.families.recommender.saved_run import Setup
 from hotloop.families.recommender.validation import (
     Validations,
@@ -106,12 +106,18 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
 
 def check_relevant(config: TrainOptions, data: rating_sets.RatingSets) -> None:
     """A DataError where nobody likes anything: there is no order to learn, or none to validate by."""
-    parts = {"training": data.train, "validation": None if config.no_validation else data.validation}
-    for name, part in parts.items():
+    validation = None if config.no_validation else data.validation
+    parts = (("training", data.train, data.name), ("validation", validation, data.files[0] or data.name))
+    for name, part, where in parts:
         if part is not None and not (part.values() >= config.relevant).any():
             raise DataError(
-                f"--relevant {config.relevant:g}: no {name} rating of {data.name} is as high; take a lower one"
+                f"--relevant {config.relevant:g}: no {name} rating of {where} is as high; take a lower one"
             )
+    if validation is not None and not has_unrated_likes(data.train, validation, config.relevant):
+        raise DataError(
+            f"{parts[1][2]}: its users have rated every item that they like there (--relevant {config.relevant:g}) in "
+            "training, too, so that there is none to find; validate with other ratings"
+        )
 
 
 def describe(setup: Setup) -> str:
