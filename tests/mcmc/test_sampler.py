@@ -11,6 +11,7 @@ import pytest
 from hotloop import hmc
 from hotloop.errors import MissingExtra, OptionError
 from hotloop.mcmc import adaptation, sampler, target
+from hotloop.mcmc.result import _check_names
 
 KEY = jax.random.key(0)
 COVARIANCE = np.array([[4.0, 1.2, 0.0], [1.2, 0.5, 0.1], [0.0, 0.1, 0.01 + 0.1]])
@@ -225,6 +226,7 @@ def without_gradient(x: Any) -> Any:
         (normal, np.zeros(2), {"warmup": -1}, "warmup is -1: an integer of at least 0"),
         (normal, np.zeros(2), {"samples": True}, "samples is True: an integer"),
         (normal, np.zeros(2), {"leapfrogs": 0}, "leapfrogs is 0"),
+        (normal, np.zeros(2), {"leapfrogs": 2000}, "leapfrogs is 2000 and max_leapfrogs is 1000: no draw takes more"),
         (normal, np.zeros(2), {"warmup": 0}, "warmup is 0: then step_size and leapfrogs must be given"),
         (normal, np.zeros(2), {"jitter": 1.0}, "jitter is 1.0: from 0"),
         (normal, np.zeros(2), {"target_acceptance": 1.0}, "target_acceptance is 1.0: more than 0"),
@@ -329,6 +331,21 @@ def test_a_result_is_arviz_tree_where_that_is_installed(many) -> None:
     assert tree["posterior"]["b.0"].shape == (64, 200, 2)
     np.testing.assert_array_equal(tree["posterior"]["a"], many.samples["a"])
     assert set(tree["sample_stats"]) == {"lp", "acceptance_rate", "diverging", "n_steps", "step_size"}
+
+
+@pytest.mark.parametrize(
+    ("names", "axes", "wrong"),
+    [
+        (("a.b", "a.b"), (0, 0), "a.b"),
+        (("mu", "draw"), (0, 0), "draw"),
+        (("x", "x_dim_0"), (1, 0), "x_dim_0"),
+        (("a/b",), (0,), "a/b"),
+    ],
+)
+def test_names_of_which_arviz_would_keep_none_are_one_line(names, axes, wrong) -> None:
+    _check_names(("mu", "x_dim_1"), (1, 0))
+    with pytest.raises(OptionError, match=rf"^to_arviz: {wrong} is the name of another"):
+        _check_names(names, axes)
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,9 @@ def test_folders_that_cannot_be_are_one_line_before_anything_is_compiled(tmp_pat
         hmc.sample(resume=True, **given)
     with pytest.raises(RunError, match=r"^nothing to resume: .* leave out resume=True"):
         hmc.sample(folder=tmp_path / "none", resume=True, **given)
+    for wrong in ("", 3, True, b"chains"):
+        with pytest.raises(OptionError, match=re.escape(f"folder is {wrong!r}: a path is needed")):
+            saved_chains.check_folder(wrong, resume=False)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="Not a directory"):
         hmc.sample(folder=tmp_path / "file", **given)

@@ -1,6 +1,7 @@
 """What sampling gives: the draws as the user's pytree, what each chain did, and how far it can be trusted."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from hotloop.errors import MissingExtra
+from hotloop.errors import MissingExtra, OptionError
 from hotloop.mcmc import diagnostics
 
 PyTree = Any
@@ -92,7 +93,8 @@ class Result:
             from arviz_base import from_dict
         except ImportError:
             raise MissingExtra("arviz-base", "arviz", "a result as arviz' DataTree") from None
-        leaves = (np.asarray(leaf) for leaf in jax.tree.leaves(self.samples))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.samples)]
+        _check_names(self.names, [leaf.ndim - 2 for leaf in leaves])
         shape = self.log_density.shape
         return from_dict(
             {
@@ -105,6 +107,17 @@ class Result:
                     "step_size": np.full(shape, self.step_size),
                 },
             }
+        )
+
+
+def _check_names(names: Sequence[str], axes: Sequence[int]) -> None:
+    """OptionError for names of which arviz would keep one of two, or none: those of its axes, too."""
+    of_axes = [f"{name}_dim_{axis}" for name, count in zip(names, axes, strict=True) for axis in range(count)]
+    taken = Counter([*names, *of_axes, "chain", "draw"])
+    if wrong := [name for name in names if taken[name] > 1 or "/" in name]:
+        raise OptionError(
+            f"to_arviz: {wrong[0]} is the name of another variable or axis there, or has a slash: "
+            "rename that part of the position"
         )
 
 

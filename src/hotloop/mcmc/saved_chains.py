@@ -35,11 +35,13 @@ ALIKE = 1e-3
 PHASES = "warmup", "draws"
 
 
-def check_folder(folder: str | Path | None, resume: bool) -> None:
+def check_folder(folder: Any, resume: bool) -> None:
     """RunError or OptionError for a folder that cannot be begun or gone on in, before anything is compiled."""
     if folder is None:
         if resume:
             raise OptionError("resume is True without a folder: give the folder of the run that was stopped")
+    elif not isinstance(folder, str | Path) or folder == "":
+        raise OptionError(f"folder is {folder!r}: a path is needed, or None to keep nothing")
     elif processes.count() > 1:
         raise OptionError(f"folder={folder}: HMC keeps no folder for several processes; leave it out")
     else:

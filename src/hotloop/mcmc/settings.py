@@ -43,6 +43,11 @@ class Settings:
             value = getattr(self, name)
             if value is not None or name in ("samples", "max_leapfrogs", "devices"):
                 _check_count(name, value, 1)
+        if self.leapfrogs is not None and self.leapfrogs > self.max_leapfrogs:
+            raise OptionError(
+                f"leapfrogs is {self.leapfrogs} and max_leapfrogs is {self.max_leapfrogs}: no draw takes more than "
+                "that; give fewer leapfrogs, or a larger max_leapfrogs"
+            )
         if not 0 <= self.jitter < 1:
             raise OptionError(f"jitter is {self.jitter}: from 0 (all trajectories alike) to less than 1")
         if not 0 < self.target_acceptance < 1:

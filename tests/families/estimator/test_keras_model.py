@@ -227,7 +227,31 @@ def make_weighted() -> Any:
     return model
 
 
+class Bare(keras.Model):  # type: ignore[misc]
+    """Says that it is built, and its layer is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, features: Any, training: bool = False) -> Any:
+        return self.dense(features)
+
+
+def make_bare() -> Any:
+    model = Bare()
+    with pytest.warns(UserWarning, match="does not have a `build"):
+        model.build((None, 5))
+    model.compile("sgd", LOGITS)
+    assert model.built
+    return model
+
+
 REFUSED: dict[str, Any] = {
+    "or the model with some features": lambda: from_keras(make_bare()),
+    "an optimizer with use_ema=True puts its averages": lambda: from_keras(
+        make(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
+    ),
     "OwnStep has a compute_loss of its own, which is not called here": lambda: from_keras(make_own_step()),
     "is compiled with loss_weights: give": lambda: from_keras(make_weighted()),
     "model must be a keras.Model, not int 5": lambda: from_keras(5),
@@ -253,6 +277,10 @@ LATER: dict[str, Any] = {
     "loss must be one of Keras or a function of outputs and labels, not int 5": ({"loss": 5}, {}),
     "reduction='sum': the mean over the batch is taken": (
         {"loss": keras.losses.MeanSquaredError(reduction="sum")},
+        {},
+    ),
+    "loss with ignore_class=-1: Keras takes the mean over all other labels": (
+        {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)},
         {},
     ),
     "metric auc (AUC) has no value for each sample": ({"metrics": {"auc": keras.metrics.AUC()}}, {}),
@@ -291,6 +319,15 @@ def test_outputs_with_a_mask_take_functions_that_know_what_it_is_worth(tmp_path:
     given = {"loss": lambda outputs, labels: ((outputs - labels) ** 2).mean((1, 2))}
     estimator = estimate(tmp_path / "own", model, given=given).train((words, labels), steps=1)
     assert next(estimator.predict(words)).shape == (6, 1)
+
+
+@pytest.mark.parametrize("given", [X, (X, Y, np.ones(200))], ids=["features", "with weights of samples"])
+def test_an_input_without_labels_is_one_line(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        HotloopError, match=r"gives no labels, which the loss of Keras needs: give \(features"
+    ):
+        estimate(tmp_path / "none", make()).train(given, steps=1)
+    assert not (tmp_path / "none").exists()
 
 
 def test_labels_that_are_no_class_are_named(tmp_path: Path) -> None:

@@ -64,10 +64,11 @@ def from_keras(
     keras = import_keras()
     if not isinstance(model, keras.Model):
         raise OptionError(f"from_keras: model must be a keras.Model, not {describe(model)}")
-    if not model.built:
+    # Keras marks a model of one's own class as built by `build`, even where its layers have no weights yet.
+    if not model.built or not model.weights:
         raise OptionError(
             f"from_keras: {model.name} is not built, so it has no weights yet: give it a keras.Input, or call "
-            "model.build(input_shape)"
+            "model.build(input_shape), or the model with some features"
         )
     given = {"learning_rate": learning_rate, "optimizer_params": dict(optimizer_params or {})}
     loss = loss if loss is not None else read_compiled_loss(model)
@@ -119,6 +120,8 @@ class KerasModel:
                 f"from_keras: precision={config.precision!r} is for other models: a Keras model has dtype policies, "
                 "such as keras.config.set_dtype_policy('mixed_bfloat16') before it is made"
             )
+        if labels is None and mode is not Mode.PREDICT:
+            self._refuse_no_labels()
         train = mode is Mode.TRAIN
         is_masked: list[bool] = []
 
@@ -191,20 +194,29 @@ class KerasModel:
 
     def _refuse_masks(self) -> None:
         """Keras weighs by the mask of an output, over the whole batch: that is no mean of values of samples."""
+        for name in self._measured_by_keras():
+            raise OptionError(
+                f"from_keras: the model's outputs have a mask (mask_zero, Masking), by which Keras weighs the "
+                f"{name}: give functions of (outputs, labels), loss=... and metrics={{...}}"
+            )
+
+    def _refuse_no_labels(self) -> None:
+        for name in self._measured_by_keras():
+            raise OptionError(
+                f"from_keras: input_fn gives no labels, which the {name} of Keras needs: give (features, labels), and "
+                "no weights of samples beside them"
+            )
+
+    def _measured_by_keras(self) -> list[str]:
         measured = {"loss": self._loss, **{f"metric {name}": each for name, each in self._metrics.items()}}
-        for name, each in measured.items():
-            if not callable(each) or is_of_keras(each):
-                raise OptionError(
-                    f"from_keras: the model's outputs have a mask (mask_zero, Masking), by which Keras weighs the "
-                    f"{name}: give functions of (outputs, labels), loss=... and metrics={{...}}"
-                )
+        return [name for name, each in measured.items() if not callable(each) or is_of_keras(each)]
 
     def _read_loss(self, outputs: Any) -> tuple[Any, int | None]:
         """`loss(outputs, labels)` with a value for each sample, and the number of classes where the labels are such."""
         loss = self._loss
         function = make_per_sample(loss, "loss")
         name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-        sparse = name == SPARSE and getattr(loss, "ignore_class", None) is None and hasattr(outputs, "shape")
+        sparse = name == SPARSE and hasattr(outputs, "shape")
         return function, self._classes or (int(outputs.shape[-1]) if sparse else None)
 
     def _read_metric(self, name: str, metric: Any, outputs: Any, labels: Any) -> Any:

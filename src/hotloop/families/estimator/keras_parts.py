@@ -140,6 +140,11 @@ def make_per_sample(given: Any, what: str) -> Any:
                 f"from_keras: {what} with reduction={given.reduction!r}: the mean over the batch is taken, as "
                 "'sum_over_batch_size' does"
             )
+        if (ignored := getattr(given, "ignore_class", None)) is not None:
+            raise OptionError(
+                f"from_keras: {what} with ignore_class={ignored}: Keras takes the mean over all other labels, which is "
+                "no mean of values of samples: give a function of (outputs, labels)"
+            )
         return _mean_of_rest(lambda outputs, labels: given.call(labels, outputs))
     if isinstance(given, keras.Metric):
         if not isinstance(given, keras.metrics.MeanMetricWrapper):
@@ -179,6 +184,11 @@ def from_keras_optimizer(model: Any, optimizer: Any) -> KerasOptimizer:
         raise OptionError(
             "from_keras: a LossScaleOptimizer, as mixed_float16 has it, scales a loss that Keras computes: take "
             "mixed_bfloat16, which needs no scale"
+        )
+    if optimizer.use_ema:
+        raise OptionError(
+            "from_keras: an optimizer with use_ema=True puts its averages in the place of the weights when a fit ends; "
+            "a training here can always go on, so leave use_ema out"
         )
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
