@@ -164,6 +164,8 @@ def test_the_seven_lines_log_as_often_as_they_plan(logs, tmp_path):
 def test_images_that_are_made_up_are_among_the_records_and_said_last(tmp_path):
     words = [
         *TOY,
+        "--weight-updates-per-epoch",
+        2,
         "--synthetic-data",
         "host",
         "--no-validation",

@@ -128,12 +128,15 @@ def of_data() -> list[Reader]:
         _, index = index_shards([folder / shard], folder / ".train.index.npz")
         assert tfrecord.read_record(folder / shard, *index[0].tolist()) == b"hello"
 
-    def image_set(folder: Path, data: bytes) -> None:
+    def image_set(folder: Path, name: str, data: bytes) -> None:
+        (folder / "train" / name).mkdir(parents=True)
+        (folder / "train" / name / f"{name}.png").write_bytes(data)
+        ImageFolder(folder, "train").read(0)
+
+    def named_set(folder: Path, data: bytes) -> None:
         name = os.fsdecode(bytes(byte for byte in data[:40] if byte not in b"\0/")) or "x"
         if name not in (".", ".."):
-            (folder / "train" / name).mkdir(parents=True)
-            (folder / "train" / name / f"{name}.png").write_bytes(data)
-        ImageFolder(folder, "train").read(0)
+            image_set(folder, name, photographs[0])
 
     def picture(folder: Path, data: bytes) -> None:
         with warnings.catch_warnings():
@@ -192,7 +195,8 @@ def of_data() -> list[Reader]:
         Reader("images", photographs, picture, (ImageError,)),
         Reader("images to train on", photographs, lambda _, data: trained(EncodedImage(data, 0, "")), (ImageError,)),
         Reader("images to predict", photographs, in_file("a.jpeg", predicted)),
-        Reader("image folders", [b"n01", *photographs[:1]], image_set),
+        Reader("image folders", photographs[:1], lambda folder, data: image_set(folder, "n01", data)),
+        Reader("names of classes", [b"n01", "caf\u00e9".encode()], named_set),
         Reader("texts of classes", [b"a\tan a\nb\ta b\n"], in_file("x", texts)),
         Reader("boxes", [b"file,xmin\na.png,0,0.1,0.5,1\n"], in_file("x", build_records.read_boxes)),
         Reader("manifests of shards", [manifest], in_file("manifest.json", manifests)),
