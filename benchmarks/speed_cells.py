@@ -27,7 +27,7 @@ def gibibytes(count: int | None) -> str:
     """Empty where it was not counted."""
     if count is None:
         return ""
-    if count >= 2**28:
+    if count >= 2**30:
         return f"{count / 2**30:.2f} GiB"
     return (
         f"{count / 2**20:.{0 if count >= 10 * 2**20 else 1}f} MiB"

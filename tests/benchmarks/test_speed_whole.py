@@ -140,6 +140,7 @@ def test_numbers_in_names_are_sorted_as_numbers():
         (700 * 2**10, "700 KiB"),
         (5 * 2**20, "5.0 MiB"),
         (64 * 2**20, "64 MiB"),
+        (700 * 2**20, "700 MiB"),
         (2**30, "1.00 GiB"),
     ],
 )

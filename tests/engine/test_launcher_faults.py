@@ -94,9 +94,8 @@ def disturb(run: Path, count: int, victim: int, number: int, *before: str) -> tu
     return status, errors, took
 
 
-@pytest.mark.parametrize(
-    "victim", [pytest.param(1, id="a worker"), pytest.param(0, id="process 0", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [pytest.param(1, id="a worker"), pytest.param(0, id="process 0")])
 def test_after_a_kill_and_a_restart_the_weights_are_those_of_the_undisturbed_run(tmp_path, victim):
     whole = undisturbed(2)
     status, errors, _ = disturb(tmp_path / "run", 2, victim, signal.SIGKILL, "--max-restarts", "1")
@@ -131,6 +130,7 @@ def test_process_0_that_is_killed_is_named_and_ends_all(tmp_path):
     assert took < HEARTBEAT + 15
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_is_lost(tmp_path):
     status, errors, took = disturb(tmp_path / "run", 2, 1, signal.SIGSTOP)
     assert status == 134

@@ -204,6 +204,28 @@ def test_what_is_another_sampling_is_one_line(changed, message, tmp_path, monkey
     assert_same_bits(compiled().run(KEY, folder=folder, resume=True)), "a refusal has changed nothing"
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("piece", [2, WARMUP + 3])
+def test_a_density_that_is_the_same_where_the_chains_start_alone_is_another(
+    piece, devices, tmp_path, monkeypatch
+) -> None:
+    if devices > len(jax.devices()):
+        pytest.skip(f"{devices} devices")
+    start = {"a": jnp.zeros(()), "b": jnp.zeros(2)}
+    options = {**OPTIONS, "key": KEY, "folder": tmp_path / "run", "devices": devices}
+    with monkeypatch.context() as patched:
+        at_piece(piece, ask_to_stop, patched)
+        with pytest.raises(Interrupted):
+            hmc.sample(density, start, **options)
+    with pytest.raises(RunError, match="cannot resume with another log density: log_density is") as caught:
+        hmc.sample(lambda p: density(p) - 5 * (p["b"] ** 2).sum(), start, resume=True, **options)
+    assert "\n" not in str(caught.value)
+    straight = hmc.sample(density, start, **{**options, "folder": None})
+    resumed = hmc.sample(density, start, resume=True, **options)
+    for found, expected in zip(*map(jax.tree.leaves, (resumed.samples, straight.samples)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_folders_that_cannot_be_are_one_line_before_anything_is_compiled(tmp_path) -> None:
     def untouched(position: Any) -> Any:
         raise AssertionError

@@ -136,6 +136,7 @@ class Sampler:
         phase = saved.phase() if saved else None
         if saved is not None and phase == "draws":
             drawing, done = saved.restore("draws", self._form_of_drawing)
+            saved.check_density(drawing.chains, self._start(drawing.chains.position))
             done, between, piece = done - warmup, began, FIRST_PIECE
         else:
             warmed, piece = self._warm_up(self._begin(state, first), warm, saved, phase is not None)
@@ -166,6 +167,7 @@ class Sampler:
         total, done = self.settings.warmup, 0
         if saved is not None and resumed:
             warmed, done = saved.restore("warmup", self._form_of_warmup)
+            saved.check_density(warmed.chains, self._start(warmed.chains.position))
 
         def after(state: WarmUp, done: int) -> None:
             if saved is not None:

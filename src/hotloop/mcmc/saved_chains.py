@@ -31,7 +31,7 @@ from hotloop.mcmc.kernel import State
 SAVE_SECONDS = 30.0
 """Seconds after which what there is is saved again; a stop saves at once."""
 ALIKE = 1e-3
-"""What a density may differ by where the chains start, for it to be the same on another machine."""
+"""What a density may differ by where the chains start, and where they were saved, to be the same on another machine."""
 PHASES = "warmup", "draws"
 
 
@@ -104,15 +104,22 @@ class SavedChains:
         place, theirs = self.checkpoints[phase].folder, dict(found.position.get("start", {}))
         if found.position.get("config") != self.position["config"]:
             raise RunError(f"{place}: step {found.step} is of another sampling; choose another folder")
-        for name, here in self.position["start"].items():
-            there = theirs.get(name, float("nan"))
-            if not isclose(here, there, rel_tol=ALIKE, abs_tol=ALIKE):
-                raise RunError(
-                    f"{self.record.path} cannot resume with another start: {name} is {here:.6g} there on average, and "
-                    f"was {there:.6g}; use the old log density and initial, or choose another folder"
-                )
+        self._compare("start", self.position["start"], theirs)
         self.saved_at = found.step
         return found.state, found.step
+
+    def check_density(self, saved: State, here: State) -> None:
+        """RunError where the log density `here` is another than the one that the saved chains come from."""
+        self._compare("log density", describe_start(here), describe_start(saved))
+
+    def _compare(self, what: str, here: Mapping[str, float], there: Mapping[str, float]) -> None:
+        for name, value in here.items():
+            was = there.get(name, float("nan"))
+            if not isclose(value, was, rel_tol=ALIKE, abs_tol=ALIKE):
+                raise RunError(
+                    f"{self.record.path} cannot resume with another {what}: {name} is {value:.6g} there on "
+                    f"average, and was {was:.6g}; use the old log density and initial, or choose another folder"
+                )
 
     def after_piece(self, phase: str, done: int, state: Any) -> None:
         """Save what is due, or asked for by a stop, which then leaves."""

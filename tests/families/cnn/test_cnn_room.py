@@ -54,7 +54,7 @@ def test_a_network_in_stages_is_drawn_without_a_device_that_holds_more_than_two_
     assert jax.tree.structure(model.gather(state)) == jax.tree.structure(whole)
 
 
-@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("saved", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_validation_in_stages_needs_no_device_that_holds_the_network(job, saved, tmp_path):
     """By a checkpoint, and with random weights."""
     whole = model.random_weights(job, KEY)
