@@ -280,9 +280,8 @@ def _photographs(config: BenchmarkConfig, console: Console, stack: ExitStack) ->
         count = order.period // size
         return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count, rows)
 
-    return _batchwise(
-        config, batches
-    ), f"{workers} {decoding.kind}, {name_decoder()}, {name_resampler()}, {store.source}"
+    how = f"{workers} {decoding.kind}, {name_decoder()}, {name_resampler()}, {store.source}"
+    return _batchwise(config, batches), how
 
 
 def _own_rows(config: BenchmarkConfig) -> slice:
