@@ -36,14 +36,14 @@ class _Axis(NamedTuple):
     weight: Weights
 
     def mirrored(self) -> "_Axis":
-        return _Axis(*(each[::-1] for each in self))
+        return _Axis(self.before[::-1], self.after[::-1], self.weight[::-1])
 
     def of_numbers(self, channels: int) -> "_Axis":
         """The same for the numbers of pixels that have so many."""
-        before, after = (
-            (channels * places[:, None] + np.arange(channels, dtype=np.int32)).ravel()
-            for places in (self.before, self.after)
-        )
+
+        within = np.arange(channels, dtype=np.int32)
+        before = np.add.outer(channels * self.before, within, dtype=np.int32).ravel()
+        after = np.add.outer(channels * self.after, within, dtype=np.int32).ravel()
         return _Axis(before, after, np.repeat(self.weight, channels))
 
 

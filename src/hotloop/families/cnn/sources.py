@@ -297,7 +297,7 @@ def _pixel_of_word() -> NDArray[np.uint8]:
     from scipy.special import ndtri
 
     shares = (np.arange(2**16) + 0.5) / 2**16
-    pixels = SYNTHETIC_MEAN + SYNTHETIC_DEVIATION * ndtri(shares)
+    pixels: NDArray[np.float64] = SYNTHETIC_MEAN + SYNTHETIC_DEVIATION * ndtri(shares)
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
