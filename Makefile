@@ -10,7 +10,7 @@ PREFIX_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-chec
 TEST_EXTRAS = [test$(if $(ACCELERATOR),$(,)$(ACCELERATOR),)]
 , := ,
 
-.PHONY: demo test test-slow check format peers native native-test native-sanitize docs docs-links package clean
+.PHONY: demo test test-slow test-kernels check format peers native native-test native-sanitize docs docs-links package clean
 
 demo: $(VENV)/.installed  ## install, then show the product in under three minutes
 	$(BIN)/hotloop demo
@@ -21,6 +21,11 @@ test: check  ## install with the test extras, then check and test everything tha
 test-slow: $(VENV)/.installed-test  ## the tests that take longer; those that compare times by themselves, as others' work would be in them
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "slow and not alone"
 	$(BIN)/python -m pytest -n 0 -m "slow and alone"
+
+test-kernels: $(VENV)/.installed-test  ## kernels for NVIDIA's cards, on the CPU: needs Python 3.12, for jax 0.11.2
+	$(BIN)/python -c 'import jax, sys; jax.__version_info__ >= (0, 11, 2) or sys.exit("needs jax 0.11.2, and so Python 3.12")'
+	$(BIN)/python -m pytest -n auto --dist worksteal \
+		tests/layers/test_bundled.py tests/layers/test_persistent.py tests/families/test_vcd_fused.py tests/families/test_vcd_hopper.py
 
 check: $(VENV)/.installed-test  ## format, lint, types and the import contract
 	$(BIN)/ruff format --check .

@@ -61,6 +61,10 @@ def test_every_part_is_measured_and_told_while_the_bar_reaches_its_end(measured,
     out = capsys.readouterr().out
     assert "lstm-multi training           1,000 items/s       10.0 us   25.0 % of the roofline\n" in out
     assert "RNN training: 1,000 updates/s one a call, 1,000 1000 a call\n" in out
+    assert (
+        "RNN training: loss 4.000 -> 2.000, means of the first and the last of 3 rounds of its batches\n"
+        in out
+    )
     assert "vcd on drawn digits: ELBO -500 -> -200 nats; log p(x, z) -205 at" in out
     assert "RMSE 2.80 -> 0.900 stars (biases 0.930), 9,000 users/s\n" in out
     assert "accuracy 20 % -> 87 % on digits not seen, 400 images/s\n" in out

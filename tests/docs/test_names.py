@@ -57,21 +57,11 @@ OTHER_OPTIONS = {
         ),
         "the old export_for_serving.py's",
     ),
+    **dict.fromkeys(
+        ("--no-keras", "--no-nnx"), "of benchmarks/peers/estimator.py, which makes them of names"
+    ),
     "--opt": "any option",
     "--micro": "a prefix, for an example",
-    "--cases": "of benchmarks/, not of the command",
-    "--count": "of benchmarks/",
-    "--models": "of benchmarks/",
-    "--evaluate": "of benchmarks/",
-    "--no-compile": "of benchmarks/",
-    "--no-keras": "of benchmarks/",
-    "--no-nnx": "of benchmarks/",
-    "--draws": "of benchmarks/",
-    "--limit": "of benchmarks/",
-    "--skip": "of benchmarks/",
-    "--shape": "of benchmarks/",
-    "--samplers": "of benchmarks/",
-    "--seeds": "of benchmarks/",
 }
 """Options on our pages that no command of ours has, and whose they are."""
 
@@ -173,7 +163,17 @@ def options():
         for child in command.children:
             yield from of(child)
 
-    return {"--help", "--version"}.union(*(of(find_command([name])[0]) for name in COMMANDS))
+    return {"--help", "--version"}.union(
+        *(of(find_command([name])[0]) for name in COMMANDS), benchmark_options()
+    )
+
+
+def benchmark_options():
+    """Of the programs in benchmarks/: the first words of their parsers' arguments."""
+    for path, tree in code().items():
+        for node in ast.walk(tree) if path.parts[0] == "benchmarks" else ():
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                yield from (word.value for word in node.args if isinstance(word, ast.Constant))
 
 
 def is_file(name):

@@ -14,6 +14,7 @@ from jax import lax
 
 from hotloop.layers import bundled, paths
 from hotloop.layers.bundled import BUNDLE, PARTS
+from hotloop.layers.bundled_job import Job
 from hotloop.layers.grouped_conv import grouped_conv2d
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -60,8 +61,6 @@ def relative(found, expected):
 
 
 def job_of(shape, inputs, size=(3, 3), edge=(1, 1), parts=PARTS, bundle=BUNDLE, dtype=jnp.float16):
-    from hotloop.layers.bundled_kernel import Job
-
     return Job(*shape, size, edge, bundle, parts, jnp.dtype(dtype))
 
 
@@ -129,7 +128,6 @@ def test_the_kernel_is_given_what_outputs_and_input_gradients_need(monkeypatch, 
     assert relative(bundled.input_gradient(x16, kernel16, dy16, **settings), dx) < 5e-4
 
 
-@needs_mosaic
 @given(
     height=st.integers(1, 300),
     width=st.integers(1, 300),
@@ -148,13 +146,15 @@ def test_blocks_cover_an_image_and_fetch_what_the_copy_engine_can(height, width,
     assert columns * channels * 2 % 128 == 0  # a copy's bytes, and where it begins
     # The last warpgroup's last tap: no further than the row behind those that were fetched.
     assert parts * 64 + (size[0] - 1) * columns + size[1] - 1 <= (rows + 1) * columns
+    assert job.share == height * width / (across * down * parts * 64) <= 1
 
 
 def lowered(monkeypatch, card, images=4, side=56, channels=128, inputs=4, dtype=jnp.float16, **other):
+    height, width = other.get("image", (side, side))
     monkeypatch.setattr(paths, "_local_cards", lambda: [card] if card else [])
     jax.clear_caches()
     size, stride = other.get("size", 3), other.get("stride", 1)
-    x = jax.ShapeDtypeStruct((images, side, side, channels), dtype)
+    x = jax.ShapeDtypeStruct((images, height, width, channels), dtype)
     kernel = jax.ShapeDtypeStruct((size, size, inputs, other.get("outputs", channels)), dtype)
 
     def both(x, kernel):
@@ -166,11 +166,19 @@ def lowered(monkeypatch, card, images=4, side=56, channels=128, inputs=4, dtype=
 
 @needs_mosaic
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("side", [56, 28, 7, 112])
+@pytest.mark.parametrize("side", [56, 28, 14, 112])
 def test_output_and_input_gradient_are_a_kernel_each_on_a_hopper_card(monkeypatch, dtype, side):
     text = lowered(monkeypatch, Card(), side=side, dtype=dtype)
     assert text.count("@mosaic_gpu") == 2
     assert "stablehlo.convolution" not in text
+
+
+@needs_mosaic
+@pytest.mark.parametrize("width", [2, 3, 13, 30, 57, 61, 62, 63, 79, 111, 142, 189, 223, 276])
+def test_every_width_is_lowered_or_keeps_the_plain_path(monkeypatch, width):
+    """Mosaic refuses to lay out rows by eights where an image has no whole number of them: 63 in two halves of 32."""
+    text = lowered(monkeypatch, Card(), image=(64, width))
+    assert text.count("@mosaic_gpu") == (2 if job_of((4, 64, width, 128), 4).share >= 0.5 else 0)
 
 
 @pytest.mark.parametrize("card", [None, Card("8.0"), Card("10.0")], ids=["none", "Ampere", "Blackwell"])
@@ -189,6 +197,10 @@ def test_other_cards_get_the_plain_path(monkeypatch, card):
         {"stride": 2},
         {"size": 5},
         {"outputs": 256},
+        {"side": 7},
+        {"image": (1, 60)},
+        {"image": (60, 1)},
+        {"image": (2, 60)},
     ],
     ids=str,
 )

@@ -1,5 +1,6 @@
 """hotloop-native's resampling of images: the bits of numpy's, from processes that load nothing else."""
 
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.data import resample as resampling
-from hotloop.data.resample import SamplingGrid, find_library, resample
+from hotloop.data.resample import SamplingGrid, find_library, name_resampler, resample
 from native_calls import hotloop_native
 
 
@@ -46,22 +47,49 @@ def test_parts_of_an_image_are_read_where_they_lie(monkeypatch, cut):
     np.testing.assert_array_equal(ours, plain)
 
 
-def test_it_is_taken_unless_it_is_switched_off(monkeypatch):
-    for switched, library in (("1", hotloop_native.load_images()), ("off", None)):
-        monkeypatch.setenv("HOTLOOP_NATIVE", switched)
-        assert find_library.__wrapped__() is library
+@pytest.fixture
+def unloaded():
+    """As in a process that has not looked for the package yet."""
+    resampling._load_library.cache_clear()
+    yield
+    resampling._load_library.cache_clear()
 
 
-def test_an_older_package_and_one_that_does_not_load_leave_it_to_numpy(monkeypatch):
+@pytest.mark.usefixtures("unloaded")
+def test_it_is_taken_where_it_is_installed(monkeypatch):
     monkeypatch.setenv("HOTLOOP_NATIVE", "1")
+    assert find_library() is hotloop_native.load_images()
+    assert name_resampler() == "hotloop-native resamples"
 
-    def fail():
-        raise OSError("cannot be loaded")
 
-    monkeypatch.setattr(hotloop_native, "load_images", fail)
-    assert find_library.__wrapped__() is None
-    monkeypatch.delattr(hotloop_native, "load_images")
-    assert find_library.__wrapped__() is None
+def fail():
+    raise OSError("no such file")
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda patch: patch.setenv("HOTLOOP_NATIVE", "off"), "which HOTLOOP_NATIVE switches off"),
+        (lambda patch: patch.setitem(sys.modules, "hotloop_native", None), "which is not installed"),
+        (
+            lambda patch: patch.setattr(hotloop_native, "load_images", fail),
+            "which does not load: no such file",
+        ),
+        (
+            lambda patch: patch.delattr(hotloop_native, "load_images"),
+            r"which is [\d.]+ here and does so from 0\.4\.3",
+        ),
+    ],
+    ids=["switched off", "not installed", "library missing", "older"],
+)
+def test_numpy_says_why_it_is_numpy(monkeypatch, change, reason):
+    monkeypatch.setenv("HOTLOOP_NATIVE", "1")
+    change(monkeypatch)
+    assert find_library() is None
+    assert re.fullmatch(
+        f"numpy resamples, in five times the time of hotloop-native, {reason}.*", name_resampler()
+    )
 
 
 def test_neither_jax_nor_another_library_is_loaded_for_it():

@@ -75,7 +75,10 @@ LINES: dict[str, Callable[[Any], str]] = {
     "hot_loop": lambda found: (
         f"RNN training: {found[0][1]:,.0f} updates/s one a call, {found[-1][1]:,.0f} 1000 a call"
     ),
-    "losses": lambda found: f"RNN training: loss {found[0]:.3f} -> {found[-1]:.3f} in {len(found)} updates",
+    "losses": lambda found: (
+        f"RNN training: loss {found[0]:.3f} -> {found[-1]:.3f}, means of the first and the last of {len(found)} "
+        "rounds of its batches"
+    ),
     "hmc": lambda found: (
         f"hmc: {found['items_per_second']:,.0f} steps/s, acceptance {found['acceptance']:.4f} (0.7837 is exact)"
     ),

@@ -113,22 +113,34 @@ def _mix_natively(library: CDLL, pixels: Pixels, down: _Axis, across: _Axis) -> 
     return out
 
 
-@cache
 def find_library() -> CDLL | None:
-    """The functions of hotloop-native for images; None where it is not installed, is older, does not load, or is
-    switched off."""
-    if is_switched_off("HOTLOOP_NATIVE"):
-        return None
-    try:
-        library: CDLL = importlib.import_module("hotloop_native").load_images()
-    except (ImportError, AttributeError, OSError):
-        return None
-    library.hotloop_resample.restype = None
-    return library
+    """The functions of hotloop-native for images; None where they cannot be had."""
+    return _load_library()[0]
 
 
 def name_resampler() -> str:
-    """Who resamples, and what there is to do where it is not the faster one."""
-    if find_library():
+    """Who resamples, and why it is not the faster one."""
+    library, missing = _load_library()
+    if library:
         return "hotloop-native resamples"
-    return "numpy resamples (hotloop-native does so in a fifth of the time)"
+    return f"numpy resamples, in five times the time of hotloop-native, {missing}"
+
+
+@cache
+def _load_library() -> tuple[CDLL | None, str]:
+    """The library, or what hotloop-native is instead."""
+    if is_switched_off("HOTLOOP_NATIVE"):
+        return None, "which HOTLOOP_NATIVE switches off"
+    try:
+        package = importlib.import_module("hotloop_native")
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "hotloop_native"
+        return None, "which is not installed" if is_missing else f"which does not load: {error}"
+    if not hasattr(package, "load_images"):
+        return None, f"which is {package.VERSION} here and does so from 0.4.3 on"
+    try:
+        library: CDLL = package.load_images()
+    except OSError as error:
+        return None, f"which does not load: {error}"
+    library.hotloop_resample.restype = None
+    return library, ""

@@ -312,8 +312,8 @@ def _compile_lowered(given: _Lowered) -> _Compiled:
 
 def count_native_calls(lowered: Any) -> dict[str, int]:
     """The kernels of hotloop-native in a program, and how often each is called there."""
-    if "hotloop_native" not in sys.modules:
-        return {}  # nothing can call it, and the text of a large program takes a while
+    if platform() != "cpu" or "hotloop_native" not in sys.modules:
+        return {}  # nothing can call them, and the text of a large program takes a while
     return dict(Counter(re.findall(r"custom_call @(hotloop_\w+)", lowered.as_text())))
 
 

@@ -8,71 +8,29 @@ there, from one pixel on or the next, as the matrix unit's left operand. NHWC, a
 
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from hotloop.layers.persistent_chain import ROWS, plgpu, shared, swizzled
-
-APART = 8
-"""Channels more than a bundle's that are fetched: a matrix load's 8 pixels lie in different banks then."""
-PITCHES = (16, 32, 64)
-"""Pixels from a row of the image to the next in shared memory: of those that divide a warpgroup's pixels the fewest
-that hold a row and its edges; what is found for those between two rows is never written out."""
-
+from hotloop.layers.bundled_job import Job
+from hotloop.layers.persistent_chain import plgpu, shared, swizzled
+from hotloop.layers.persistent_tiles import ROWS
 
 AHEAD = 1
 """Products that are not waited for. With all of them in flight their operands' registers would leave room for half as
 many warpgroups on a multiprocessor, and blocks would have to wait for their turn."""
 
 
-class Job(NamedTuple):
-    """One call of the kernel."""
-
-    images: int
-    height: int  # of the result
-    width: int
-    channels: int
-    size: tuple[int, int]  # of the convolution's kernel
-    edge: tuple[int, int]  # rows above and columns left of the input that are zeros
-    bundle: int  # channels that are multiplied together
-    parts: int  # warpgroups of a block
-    dtype: Any
-
-    @property
-    def columns(self) -> int:
-        """Of an image that a block has: all, or equal shares of more than fit."""
-        most = max(PITCHES) - self.size[1] + 1
-        return -(-self.width // -(-self.width // most))
-
-    @property
-    def pitch(self) -> int:
-        return min(pitch for pitch in PITCHES if pitch >= self.columns + self.size[1] - 1)
-
-    @property
-    def rows(self) -> int:
-        """Of an image that a block has."""
-        return self.parts * ROWS // self.pitch
-
-    @property
-    def fetched(self) -> tuple[int, int, int]:
-        """Rows, columns and channels of the input that a block fetches."""
-        return self.rows + self.size[0] - 1, self.pitch, self.bundle + APART
-
-    @property
-    def grid(self) -> tuple[int, int, int, int]:
-        across, down = -(-self.width // self.columns), -(-self.height // self.rows)
-        return self.channels // self.bundle, across, down, self.images
-
-
 def run(job: Job, x: Array, bundles: Array, interpret: Any = None) -> Array:
     """`bundles` [bundle, tap, to, from]: what `bundled.join_kernels` makes."""
     rows, columns, channels = job.fetched
-    # Whole groups of 8 pixels can be laid out so that the units write them to different banks, too.
-    result = swizzled(job.bundle, job.dtype) if job.columns % 8 == 0 else ()
+    # Whole groups of 8 pixels can be laid out so that the units write them to different banks, too; Mosaic copies them
+    # to images of whole groups alone.
+    is_whole = job.columns % 8 == 0 and job.width % 8 == 0
+    result = swizzled(job.bundle, job.dtype) if is_whole else ()
     kernel = plgpu.kernel(
         partial(_body, job, interpret is None),
         out_type=jax.ShapeDtypeStruct((job.images, job.height, job.width, job.channels), job.dtype),  # type: ignore[no-untyped-call]

@@ -15,7 +15,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
-from hotloop.layers.persistent_chain import ROWS, plgpu, shared
+from hotloop.layers.persistent_chain import plgpu, shared
+from hotloop.layers.persistent_tiles import ROWS
 
 
 class Job(NamedTuple):

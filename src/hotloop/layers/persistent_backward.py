@@ -14,9 +14,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
-from hotloop.layers.persistent_chain import ROWS, Chain, exchange_scratch, launch, plgpu, shared
+from hotloop.layers.persistent_chain import Chain, exchange_scratch, launch, plgpu, shared
 from hotloop.layers.persistent_forward import EXCHANGES, GATES, SUMS
-from hotloop.layers.persistent_tiles import Tile
+from hotloop.layers.persistent_tiles import ROWS, Tile
 
 BEFORE = {"lstm": "c", "gru": "h", "gru_reset_after": "h"}
 """The state before a step that its gradients need besides the sums."""

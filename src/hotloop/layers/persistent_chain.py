@@ -15,10 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 from jax.typing import DTypeLike
 
-from hotloop.layers.persistent_tiles import Tile
+from hotloop.layers.persistent_tiles import ROWS, Tile
 
 plgpu: Any = mosaic_gpu  # its types change from version to version
-ROWS = 64  # of the matrix unit's left operand; a chain may have fewer, and the rest is never written out
 SWIZZLES = (128, 64, 32)  # bytes
 
 

@@ -15,8 +15,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers import persistent_cells as cells
-from hotloop.layers.persistent_chain import ROWS, Chain, exchange_scratch, launch, plgpu, shared
-from hotloop.layers.persistent_tiles import Tile
+from hotloop.layers.persistent_chain import Chain, exchange_scratch, launch, plgpu, shared
+from hotloop.layers.persistent_tiles import ROWS, Tile
 
 GATES = {"rnn": 1, "gru": 3, "gru_reset_after": 3, "lstm": 4}
 SUMS = {"rnn": 1, "gru": 3, "gru_reset_after": 4, "lstm": 4}

@@ -6,6 +6,8 @@ each other: `paths.py` counts them against the multiprocessors before a kernel i
 
 from typing import NamedTuple
 
+ROWS = 64  # of the matrix unit's left operand; a chain may have fewer, and the rest is never written out
+
 
 class Tile(NamedTuple):
     """How a recurrence is cut up."""

@@ -256,6 +256,9 @@ REFUSED: dict[str, Any] = {
     "is compiled with loss_weights: give": lambda: from_keras(make_weighted()),
     "model must be a keras.Model, not int 5": lambda: from_keras(5),
     "is not built, so it has no weights yet": lambda: from_keras(keras.Sequential([keras.layers.Dense(2)])),
+    "has no weights: there is nothing to train": lambda: from_keras(
+        keras.Sequential([keras.Input((5,)), keras.layers.Flatten()])
+    ),
     "has no loss: compile it with one, or give": lambda: from_keras(make(compiled=False)),
     "learning_rate and optimizer_params are for an optimizer by name": lambda: from_keras(
         make(), learning_rate=0.1

@@ -14,7 +14,7 @@ from recommender_small import quick
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current_records, read_events
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import evaluate, export, recommend, saved_run, train
+from hotloop.families.recommender import commands_config, evaluate, export, recommend, saved_run, train
 from hotloop.families.recommender.commands_config import EvaluateOptions, PredictOptions, RecommendOptions
 from hotloop.families.recommender.config import TrainOptions
 from listener import Listener
@@ -247,6 +247,17 @@ def test_validation_ratings_without_anything_to_find_are_refused_by_their_name(
     with pytest.raises(DataError, match=reason):
         train.run(replace(options, results_dir=tmp_path / "new", **files), Listener(), "test")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_was_given_options_of_ratings_when_they_were_taken_is_used_as_ever(run, tmp_path):
+    """Earlier versions took --aug-steps and --no-clip beside --objective ranking, where they changed nothing."""
+    old = tmp_path / "old"
+    shutil.copytree(run, old)
+    path = old / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "aug_steps": 3, "clip": False}))
+    assert saved_run.load_run(old).job == saved_run.load_run(run).job
+    for defaults in (commands_config.evaluation_defaults, commands_config.recommend_defaults):
+        assert defaults(old) == {name: value for name, value in defaults(run).items() if name != "clip"}
 
 
 def test_a_run_from_before_there_was_an_objective_is_one_of_ratings(tmp_path, monkeypatch):

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from hotloop.engine.interrupt import was_raised
 from hotloop.engine.keys import sample_keys
-from hotloop.errors import OptionError, first_line
+from hotloop.errors import HotloopError, OptionError, first_line
 from hotloop.families.estimator.config import Mode, ModelSpec, RunConfig, describe
 from hotloop.families.estimator.keras_parts import (
     from_keras_optimizer,
@@ -65,7 +66,10 @@ def from_keras(
     if not isinstance(model, keras.Model):
         raise OptionError(f"from_keras: model must be a keras.Model, not {describe(model)}")
     # Keras marks a model of one's own class as built by `build`, even where its layers have no weights yet.
-    if not model.built or not model.weights:
+    is_whole = model.built and all(layer.built for layer in model._flatten_layers())
+    if is_whole and not model.weights:
+        raise OptionError(f"from_keras: {model.name} has no weights: there is nothing to train")
+    if not is_whole or not model.weights:
         raise OptionError(
             f"from_keras: {model.name} is not built, so it has no weights yet: give it a keras.Input, or call "
             "model.build(input_shape), or the model with some features"
@@ -132,7 +136,11 @@ class KerasModel:
 
         try:
             found = jax.eval_shape(call_once, features)
+        except HotloopError:
+            raise
         except Exception as error:  # whatever layers throw at features of another form
+            if was_raised():  # Keras wraps what it meets, a stop, too
+                raise
             forms = ", ".join(describe_form(leaf) for leaf in jax.tree.leaves(features))
             raise OptionError(
                 f"from_keras: {self.keras_model.name} fails on the features {forms}: {first_line(error)}; several "

@@ -36,8 +36,8 @@ class TimingOptions(Options):
 class LayerOptions(TimingOptions):
     batches_per_step: int = TIMING(
         1000,
-        "Iterations inside one compiled call; raise it until items/sec stands still. On an accelerator one that 2 or "
-        "3 divides: others cost a copy of every batch.",
+        "Iterations inside one compiled call; raise it until items/sec stands still. On an accelerator an even "
+        "number: others may cost a copy of every batch.",
         check=positive,
     )
     batch_size: int = option(1, "Rows of one replica's batch.", check=positive)

@@ -170,9 +170,14 @@ class BaselineOptions(Options, RankingOptions, DataOptions):
 
 
 def read_run_options(run: Path) -> dict[str, Any]:
+    """The options in a run's config.json, without those of ratings that a run of --objective ranking has: earlier
+    versions took them, where they changed nothing."""
     from hotloop.engine.run import read_config  # a bad option has to answer at once
 
-    return read_config(run, FAMILY, EXTRA)
+    had = read_config(run, FAMILY, EXTRA)
+    if had.get("objective") == "ranking":
+        had = {name: value for name, value in had.items() if name not in ("aug_steps", "clip")}
+    return had
 
 
 def evaluation_defaults(run: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jax import Array
 from hotloop.families.vcd.config import VcdModel
 from hotloop.families.vcd.hopper_decoder import HALF
 from hotloop.families.vcd.hopper_kernel import CUT, ONES, Cut, Job, fill_up, run
-from hotloop.layers.persistent_chain import ROWS
+from hotloop.layers.persistent_tiles import ROWS
 from hotloop.mcmc import hmc
 
 NEVER = -1e4  # logit of a pixel that is not there: likelihood 0, gradient 0

@@ -14,7 +14,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.layers.persistent_cells import logistic
-from hotloop.layers.persistent_chain import ROWS, plgpu
+from hotloop.layers.persistent_chain import plgpu
+from hotloop.layers.persistent_tiles import ROWS
 
 HALF = jnp.float16
 STEP = 16  # of the matrix unit along a sum: sizes are filled up to its multiples

@@ -21,7 +21,8 @@ from jax.experimental import pallas as pl
 
 from hotloop.families.vcd.hopper_decoder import HALF, STEP, Decoder
 from hotloop.families.vcd.networks import LOG_TWO_PI
-from hotloop.layers.persistent_chain import ROWS, plgpu, shared
+from hotloop.layers.persistent_chain import plgpu, shared
+from hotloop.layers.persistent_tiles import ROWS
 
 ONES = 2  # units that are always one, for the two halves of a bias
 FINITE = 3e38
