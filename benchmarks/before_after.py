@@ -18,6 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+from command_line import describe_command
+
 HERE = Path(__file__).resolve().parents[1]
 FLOOR = 0.98
 SAME_LOSS = 1e-3  # of the first log: in 16 bits on a GPU two runs of one version part before the last
@@ -88,7 +92,8 @@ def main() -> None:
         if ratio < FLOOR:
             slow.append(name)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        record = {"command": describe_command(), "results": results}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
     if slow:
         sys.exit(f"more than 2 % slower: {', '.join(slow)}")
 

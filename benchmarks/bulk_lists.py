@@ -20,6 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
+from command_line import describe_command
 from netflix_shape import SHAPES, made_up
 
 from hotloop.data.rating_matrix import RatingMatrix
@@ -87,6 +88,7 @@ def main() -> None:
                 began = time.perf_counter()
                 found: Any = recommend.run(wish, Quiet())
                 line = {
+                    "command": describe_command(),
                     "device": jax.devices()[0].device_kind,
                     "objective": objective,
                     "users": train.users,

@@ -21,6 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+from command_line import describe_command
+
 HERE = Path(__file__).parents[1]
 PARTS = ("start", "options", "device", "imports", "data", "weights", "lower", "compile", "call", "other")
 CASES = {
@@ -125,7 +129,8 @@ def main(arguments: list[str]) -> int:
     if options.json:
         environment = rows[0]["environment"]
         kept = [{name: value for name, value in row.items() if name != "environment"} for row in rows]
-        about = {"date": time.strftime("%Y-%m-%d"), "environment": environment, "updates": options.updates}
+        about = {"date": time.strftime("%Y-%m-%d"), "command": describe_command(), "environment": environment}
+        about["updates"] = options.updates
         options.json.write_text(json.dumps({**about, "results": kept}, indent=1) + "\n", "utf-8")
     return 0
 

@@ -23,6 +23,10 @@ from typing import Any
 
 import jax
 
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+from command_line import describe_command
+
 from hotloop.engine.device import describe_environment, setup
 
 SIZES = {
@@ -132,7 +136,6 @@ def sum_by_kind(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def main() -> int:
     options = arguments()
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer=".strip()
-    sys.path.append(str(Path(__file__).parent / "peers"))
     import cnn_checks  # with torch, which the rest of this file does without
     from cnn import CASES, our_updates
 
@@ -181,6 +184,8 @@ def main() -> int:
         print(f"{kind:28} {entry['milliseconds']:7.2f} ms {entry['gigabytes']:7.2f} GB {speed:5.2f} TB/s")
     print(f"{sum(row['us'] for row in rows) / 1e3:.2f} ms of kernels an update")
     about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": describe_command(),
         "case": case.name,
         "milliseconds": [1e3 * each for each in times],
         "memory_bytes": need.temp_size_in_bytes + need.argument_size_in_bytes,

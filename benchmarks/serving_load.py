@@ -3,8 +3,9 @@
 For each number format `hotloop export` writes the network with random weights, `hotloop serve` answers from it, and
 several processes of `hotloop request` ask for images of 16 a request on the same cores. In turns with them the program
 itself is called with 64 images, in a process of its own (peers/serving_raw.py). A rate is what the server counted over
-a window in which all clients were sending, which their own seconds must bear out, with no request that failed; a share
-is that rate over the program's in the same round. The server has compared its answers for every batch size before it is
+a window in which all clients were sending, which their own seconds must bear out, with no request that failed; a window
+lasts until there are so many batches that one more or less is little of it. A share is that rate over the program's in
+the same round. The server has compared its answers for every batch size before it is
 ready. What is prepared for the formats is prepared side by side; what is timed is timed one after the other.
 """
 
@@ -36,6 +37,9 @@ PROCESSES, THREADS, ROWS, ALONE_ROWS = 4, 4, 16, 64
 SETTLING = 0.4  # seconds of sending before a window begins
 ALIKE = 0.2  # by which two seconds may differ where all clients have begun
 FOREVER = 10**9  # images: the clients are stopped
+BATCHES = 200  # of a window: one more or less, where a window begins and ends, is then 0.5 % of its rate
+POLL = 0.1  # seconds between looks at the count
+LONGEST = 30.0  # seconds of a window whose server is too slow for so many
 
 
 @dataclass
@@ -171,20 +175,29 @@ def one_round(ready: Ready, clients: Clients, seconds: float) -> dict[str, float
     """One window with the clients at work; they pause after it."""
     clients.signal(signal.SIGCONT)
     time.sleep(SETTLING)
-    found = window(ready, seconds)
+    found = window(ready, seconds, BATCHES)
     clients.signal(signal.SIGSTOP)
     return found
 
 
-def window(ready: Ready, seconds: float) -> dict[str, float]:
-    """Rows a second, and rows of a batch, by the server's count."""
+def window(ready: Ready, seconds: float, fewest: int = 0) -> dict[str, float]:
+    """Rows a second, batches and their rows, by the server's count, in `seconds` or until it has run `fewest` batches:
+    it counts a batch when all of it is done, so that a window is off by one batch at most."""
     began, before = ready.stats()
     time.sleep(seconds)
     ended, after = ready.stats()
+    while after["execution_count"] - before["execution_count"] < fewest and ended - began < LONGEST:
+        time.sleep(POLL)
+        ended, after = ready.stats()
     rows, batches, padded = (
         after[name] - before[name] for name in ("inference_count", "execution_count", "padded_rows")
     )
-    return {"rate": rows / (ended - began), "rows_a_batch": rows / max(1, batches), "padded_rows": padded}
+    return {
+        "rate": rows / (ended - began),
+        "batches": batches,
+        "rows_a_batch": rows / max(1, batches),
+        "padded_rows": padded,
+    }
 
 
 def check_clients(told: list[dict[str, Any]], lasted: float) -> None:
@@ -251,9 +264,7 @@ def main(arguments: list[str]) -> None:
             rows.append(measure(ready, options))
             show(rows[-1])
             if options.json:  # after every format: what ends at a limit keeps what it had
-                about = f"python benchmarks/serving_load.py --device {options.device}"
-                told = {"command": about, "load_before": f"{load:.2f}"}
-                save(options.json, told, rows, ready.environment)
+                save(options.json, {"load_before": f"{load:.2f}"}, rows, ready.environment)
     print(f"{time.perf_counter() - began:.0f} s")
 
 
@@ -264,7 +275,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="bits")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=1.2, help="of a window")
+    parser.add_argument("--seconds", type=float, default=1.2, help="of a window at least")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or not 0 < options.seconds < float("inf"):

@@ -34,6 +34,7 @@ from peers.serving_raw import Raw
 from peers.serving_servers import WEIGHTS, write_weights
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "peers"))  # for what the other benchmarks import, too
 MODEL, SIDE = "cifar_resnet8", 32
 CLIENTS = (1, 8, 64)
 LIMIT = 1e-4  # by which answers may differ between servers
@@ -345,7 +346,7 @@ def main() -> None:
             else:
                 results[part] = measure_start(folder, images, options.rounds)
     if options.json:
-        from peers.common import save
+        from common import save
 
         save(options.json, {name: version(name) for name in PACKAGES}, results)
 

@@ -6,12 +6,12 @@ but medians over rounds where a file has the rounds and not the median. speed_ta
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from speed_sources import Source, age, family_of, fault_of, read_document, read_source
+from speed_sources import Source, age, family_of, fault_of, read_document, read_source, what_is_newer
 
 FAMILIES = ("cnn", "estimator", "vcd", "recommender", "kernels", "hmc", "serving")
 NAMES = {
@@ -24,6 +24,13 @@ PEERS = {"keras": "Keras on JAX", "nnx": "flax.nnx by hand", "by hand": "the sam
 EPOCHS = {"resnet8": 50_000, "resnet50": 1_281_167, "cifar": 50_000, "vcd": 50_000}
 """Samples of an epoch; of the recommender's shapes the users, as benchmarks/peers/netflix_shape.py draws them."""
 MOVIELENS_USERS = 943
+RANDOM_USERS = 480_000
+"""Of `hotloop recommender train --data random`, as data/stand_ins.py draws them; they have 13 million ratings."""
+EAGER, GRAPHS = "torch, eager", "torch"
+"""How torch makes a kernel's update on a GPU: benchmarks/peers/kernels.py has replayed CUDA graphs since GRAPHS_SINCE,
+as it had for inference before."""
+GRAPHS_SINCE = "2026-11-17"
+OLDER = "older than the other rows of this case, whose file has no such peer"
 USERS = {"3m": 311_315, "full": 477_412, "small": 20_000}
 
 
@@ -42,15 +49,16 @@ class Row:
     memory: int | None = None
     their_memory: int | None = None
     samples: int | None = None  # of an epoch, where `unit` is samples a second
+    note: str = ""  # what a reader of an old row should know
 
     def __post_init__(self) -> None:
         if not self.ours > 0:
             raise ValueError(f"{self.case}: {self.ours} {self.unit}")
 
     @property
-    def key(self) -> tuple[str, str, str, str | None]:
-        """What is measured where, and beside whom."""
-        return self.family, self.case, self.source.machine, self.peer
+    def measured(self) -> tuple[str, str, str]:
+        """What is measured where, whoever is beside it."""
+        return self.family, self.case, self.source.machine
 
     @property
     def epoch_seconds(self) -> float | None:
@@ -76,6 +84,8 @@ def _rows_in(path: Path, document: Mapping[str, Any]) -> Iterator[Row]:
             family = each.get("family", family_of(path))
             if "time" in each:
                 yield from _ranking(source, each["time"])
+            elif str(each.get("data")).startswith("random "):
+                yield _whole_recommender(source, each)
             elif "served" in each:
                 yield _served(source, each)
             elif {"ours_us", "dtype"} <= each.keys():
@@ -89,11 +99,23 @@ def _rows_in(path: Path, document: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """Of each case beside each peer the row of the newest file, and the last that this has; families in their order."""
-    kept: dict[Any, Row] = {}
+    """Of each case beside each peer the row of the newest file, and the last that this has; families in their order.
+
+    Where that file is not the newest of the case, since this one has another peer, the row says so.
+    """
+    kept: dict[Any, dict[str | None, Row]] = {}
+    latest: dict[Any, Source] = {}
     for row in sorted(rows, key=lambda row: age(row.source)):
-        kept[row.key] = row
-    return [row for family in FAMILIES for row in kept.values() if row.family == family]
+        kept.setdefault(row.measured, {})[row.peer] = row
+        latest[row.measured] = row.source
+    for measured, peers in kept.items():
+        if EAGER in peers and peers.get(GRAPHS, peers[EAGER]).source.date > peers[EAGER].source.date:
+            del peers[EAGER]
+        for peer, row in peers.items():
+            if row.source != latest[measured]:
+                peers[peer] = replace(row, note="; ".join(filter(None, (row.note, OLDER))))
+    found = [row for peers in kept.values() for row in peers.values()]
+    return [row for family in FAMILIES for row in found if row.family == family]
 
 
 def _case(each: Mapping[str, Any]) -> Any:
@@ -109,18 +131,11 @@ def _kernel(source: Source, each: Mapping[str, Any]) -> Row:
     if not name.endswith((" inference", " training")):  # as an older file calls it
         name += " inference"
     case, needed = f"{name}, {each['dtype']}", each.get("memory_bytes", {})
+    is_eager = source.machine == "H200" and source.date < GRAPHS_SINCE and name.endswith(" training")
     return Row(
-        source,
-        "kernels",
-        case,
-        "us",
-        times[0],
-        "torch",
-        times[1],
-        _ratio(each),
-        needed.get("ours"),
-        needed.get("torch"),
-    )
+        source, "kernels", case, "us", times[0], EAGER if is_eager else GRAPHS, times[1], _ratio(each),
+        needed.get("ours"), needed.get("torch"), note=what_is_newer(source.file, case),
+    )  # fmt: skip
 
 
 def _recommender(source: Source, each: Mapping[str, Any]) -> Row:
@@ -184,6 +199,17 @@ def _whole_vcd(source: Source, runs: Mapping[str, Any]) -> Iterator[Row]:
             rate = 100 * run["updates_per_second"]["median"]
             case = f"whole training by {run['method']}, batch 100"
             yield Row(source, "vcd", case, "images/s", rate, samples=EPOCHS["vcd"])
+
+
+def _whole_recommender(source: Source, each: Mapping[str, Any]) -> Row:
+    """Made-up ratings of which nothing can be learnt, so that there is a rate and no result."""
+    words = each["command"].split()
+    size, batch = (words[words.index(name) + 1] for name in ("--size", "--batch-size"))
+    case = (
+        f"whole training, made-up ratings of {RANDOM_USERS:,} users (13 million), size {size}, batch {batch}"
+    )
+    rate, memory = each["samples_per_second"], each["memory_bytes"]
+    return Row(source, "recommender", case, each["unit"], rate, memory=memory, samples=RANDOM_USERS)
 
 
 def _serving(source: Source, sides: Mapping[str, Any]) -> Iterator[Row]:

@@ -4,6 +4,7 @@ A row is what was trained by which command on a machine, of all the seeds that a
 reader here; nothing is computed but means over runs.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,11 @@ class Whole:
         """In the order of COLUMNS."""
         words = (self.result, self.updates, self.in_all, self.rate, gibibytes(self.memory))
         return (self.what, self.source.machine, *words)
+
+    @property
+    def family(self) -> str:
+        """By our command; empty for another program's."""
+        return next(iter(re.findall(r"`hotloop (\w+)", self.what)), "")
 
 
 def whole_runs(folder: Path) -> list[Whole]:
@@ -89,12 +95,15 @@ def _beside(source: Source, document: Documents) -> Iterator[Whole]:
 def _estimator(source: Source, document: Documents) -> Iterator[Whole]:
     for recipe in dict.fromkeys(run["recipe"] for run in document["results"]):
         runs = [run for run in document["results"] if run["recipe"] == recipe]
+        seed = (
+            ", seed 1" if len(runs) == 1 else ""
+        )  # docs/results.md has the others of `keras`, which are in no file
         early = in_seconds([run["seconds_to_75"] for run in runs])
         seconds = in_seconds([run["training_seconds"] for run in runs])
         yield Whole(
             source,
             f"CIFAR-10 by `hotloop estimator --recipe {recipe}`",
-            f"{_percent([run['test_accuracy'] for run in runs])} after {runs[0]['updates']:,} updates",
+            f"{_percent([run['test_accuracy'] for run in runs])} after {runs[0]['updates']:,} updates{seed}",
             f"{seconds}; 75 % after {early}",
             empty_then_full([run["seconds"] for run in runs]),
             spread([run["images_per_second"] for run in runs], ",.0f", "images/s"),
@@ -108,7 +117,8 @@ def _vcd(source: Source, document: Documents) -> Iterator[Whole]:
             yield Whole(
                 source,
                 f"binarised MNIST by `hotloop vcd train --method {run['method']}`",
-                f"{test['log_likelihood']:.2f} ± {test['standard_error']:.2f} nats after {run['updates']:,} updates",
+                f"{test['log_likelihood']:.2f} ± {test['standard_error']:.2f} nats after {run['updates']:,} updates, "
+                f"seed {run['seed']}",
                 duration(run["training_seconds"]),
                 duration(run["whole_command_seconds"]),
                 f"{figure(100 * run['updates_per_second']['median'])} images/s",
@@ -149,13 +159,21 @@ def _averages(source: Source, document: Documents) -> Iterator[Whole]:
 
 def _results(source: Source, document: Documents) -> Iterator[Whole]:
     """Of benchmarks/time_to_result.py."""
-    for case in dict.fromkeys(row["case"] for row in document["results"]):
-        runs = [row for row in document["results"] if row["case"] == case]
+    real = [
+        row for row in document["results"] if not row["data"].startswith("random ")
+    ]  # speed_rows.py has others
+    for case in dict.fromkeys(row["case"] for row in real):
+        runs = [row for row in real if row["case"] == case]
         command = runs[0]["command"].removesuffix(f" --seed {runs[0]['seed']}")
         result = _value(runs)
         if runs[0]["update"] == runs[0]["updates"]:
             result += f" after {runs[0]['updates']:,} updates"
+        result += f", seed {runs[0]['seed']}" if len(runs) == 1 else ""
         updates = in_seconds([row["training_seconds"] for row in runs])
+        if any(
+            row["update"] < row["updates"] for row in runs
+        ):  # it went on to see whether it would get better
+            updates += f"; the best after {in_seconds([row['result_seconds'] for row in runs])}"
         if early := [row["target_seconds"] for row in runs if row["target_seconds"] is not None]:
             missed = "" if len(early) == len(runs) else f" in {len(early)} of {len(runs)} runs"
             updates += f"; {100 * runs[0]['target']:g} % after {in_seconds(early)}{missed}"

@@ -224,12 +224,8 @@ def save(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None
     import common
 
     kept = [{name: value for name, value in row.items() if name != "environment"} for row in rows]
-    about = {
-        "command": f"python benchmarks/time_to_result.py --device {options.device} --cases {' '.join(options.cases)}"
-        + " --smoke" * options.smoke,
-        "load_before": max(row["load_before"] for row in rows),
-    }
-    common.save(options.save, about, kept, rows[0]["environment"])
+    load = max(row["load_before"] for row in rows)
+    common.save(options.save, {"load_before": load}, kept, rows[0]["environment"])
 
 
 def show(row: Mapping[str, Any]) -> None:

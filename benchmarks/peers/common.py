@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from command_line import describe_command
+
 from hotloop.bench.peers import QUIET, measure_load
 from hotloop.engine.device import describe_environment
 from hotloop.machine import search_file
@@ -153,10 +155,11 @@ def save(
     results: Sequence[Mapping[str, object]],
     environment: Mapping[str, Any] | None = None,
 ) -> None:
-    """The results as JSON, with the date, this machine, the native package and the peers' versions; `environment` is
-    given by programs that leave the device to others."""
+    """The results as JSON, with the date, the command, this machine, the native package and the peers' versions;
+    `environment` is given by programs that leave the device to others."""
     record = {
         "date": time.strftime("%Y-%m-%d"),
+        "command": describe_command(),
         "environment": environment or describe_environment(),
         "cpu_family": cpu_family(),
         "hotloop_native": native_version(),

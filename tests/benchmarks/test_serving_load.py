@@ -41,7 +41,32 @@ class Counting:
 
 
 def test_a_rate_is_the_servers_count_over_the_seconds_between(program):
-    assert program.window(Counting(), 0.0) == {"rate": 160.0, "rows_a_batch": 32.0, "padded_rows": 32}
+    found = program.window(Counting(), 0.0)
+    assert found == {"rate": 160.0, "batches": 10, "rows_a_batch": 32.0, "padded_rows": 32}
+
+
+def test_a_window_lasts_until_one_batch_more_or_less_is_half_a_percent_of_it(program, monkeypatch):
+    monkeypatch.setattr(program, "POLL", 0.0)
+    assert program.BATCHES * 0.005 >= 1
+    server = Counting()
+    assert program.window(server, 0.0, 35) == {
+        "rate": 160.0,
+        "batches": 40,
+        "rows_a_batch": 32.0,
+        "padded_rows": 128,
+    }
+    asked = []
+    monkeypatch.setattr(program, "window", lambda _ready, seconds, fewest=0: asked.append((seconds, fewest)))
+    clients = program.Clients([])
+    monkeypatch.setattr(program, "SETTLING", 0.0)
+    program.one_round(server, clients, 1.2)
+    assert asked == [(1.2, program.BATCHES)]
+
+
+def test_a_window_of_a_slow_server_ends_and_says_how_many_batches_it_had(program, monkeypatch):
+    monkeypatch.setattr(program, "POLL", 0.0)
+    found = program.window(Counting(), 0.0, 10**6)
+    assert found["rate"] == 160.0 and found["batches"] == 10 * program.LONGEST / 2
 
 
 def test_clients_that_failed_or_began_late_end_the_program(program):

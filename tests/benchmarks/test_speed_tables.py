@@ -11,9 +11,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import speed_cells  # noqa: E402
+import speed_commands  # noqa: E402
+import speed_coverage  # noqa: E402
 import speed_rows  # noqa: E402
 import speed_sources  # noqa: E402
 import speed_tables  # noqa: E402
+import speed_whole  # noqa: E402
 
 ENVIRONMENT = {"platform": "cpu", "device_kinds": ["cpu"], "commit": "a" * 40, "dirty": False}
 
@@ -251,10 +254,160 @@ def test_a_processors_generation_stands_beside_its_files_command(name, family, s
 
 
 def test_what_is_known_of_one_file_is_not_said_of_a_later_one():
-    for name in (*speed_sources.COMMANDS, *speed_sources.COMMITS):
+    for name in (*speed_commands.COMMANDS, *speed_commands.NOTES, *speed_sources.COMMITS):
         later = Path(f"2027-01-01_{name[11:]}.json")
         source = speed_sources.read_source(later, {"command": "c", "commit": "d"})
-        assert (source.command, source.commit) == ("c", "d")
+        assert (source.made_by, source.commit) == ("`c`", "d")
+
+
+def test_what_is_known_is_of_files_that_are_there():
+    there = {path.stem for path in speed_tables.RESULTS.iterdir()}
+    assert {*speed_commands.COMMANDS, *speed_commands.NOTES, *speed_sources.COMMITS} <= there
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, said in speed_commands.COMMANDS.items() if "--rounds" in str(said)]
+)
+def test_a_command_that_is_known_has_the_rounds_of_its_file(name):
+    """A case may have fewer where `--limit` ended it; some files keep the rounds themselves instead of their number."""
+    said = {
+        int(each) for line in speed_commands.COMMANDS[name] for each in re.findall(r"--rounds (\d+)", line)
+    }
+    results = speed_sources.read_document(speed_tables.RESULTS / f"{name}.json")["results"]
+    found = {row["rounds"] for row in results if isinstance(row.get("rounds"), int)}
+    assert not found or max(said) == max(found)
+
+
+def test_every_command_that_is_known_runs_a_program_that_is_there_with_options_that_it_has():
+    for line in (line for lines in speed_commands.COMMANDS.values() for line in lines):
+        for program in re.findall(r"python (benchmarks/\S+\.py)", line):
+            text = (ROOT / program).read_text()
+            for option in re.findall(r" (--[a-z-]+)", line):
+                assert f'"{option}"' in text or option.startswith("--no-"), (program, option)
+
+
+def test_a_command_in_a_file_is_shown_as_the_file_has_it():
+    path = Path("2027-01-01_hmc_cpu.json")
+    said = "python benchmarks/peers/hmc.py --chains 4096 --skip nuts"
+    assert speed_sources.read_source(path, {"command": said}).made_by == f"`{said}`"
+    words = {"command": ["hotloop", "bench", "peers"], "options": ["--rounds", "5"]}
+    assert speed_sources.read_source(path, words).made_by == "`hotloop bench peers --rounds 5`"
+
+
+def kernel(ours, case="lstm B64 T25 H512 training"):
+    ratio = {"ratio": 2.0, "ratio_low": 2.0, "ratio_high": 2.0}
+    return {"case": case, "dtype": "float16", "ours_us": ours, "torch_us": 2 * ours, **ratio}
+
+
+BEFORE_ALL = f"{speed_sources.BEFORE}: [newer]"
+FIRST_FORM = "the first form of one kernel for all steps: [newer]"
+
+
+def test_an_update_of_eager_torch_is_a_peer_of_its_own_until_there_is_one_with_graphs(tmp_path):
+    write(tmp_path, "2026-11-15_lstm_h200.json", [kernel(4.0), kernel(3.0, "lstm B64 T25 H512 inference")])
+    write(tmp_path, "2026-11-15_kernels_cpu.json", [kernel(5.0)])
+    found = {(row.source.machine, row.case.split(", ")[0][-9:]): row.peer for row in rows(tmp_path)}
+    assert found == {
+        ("H200", " training"): "torch, eager",
+        ("H200", "inference"): "torch",
+        ("CPU", " training"): "torch",
+    }
+    write(tmp_path, "2026-11-17_persistent_h200.json", [kernel(2.0)])
+    (row,) = [
+        row
+        for row in rows(tmp_path)
+        if row.case.startswith("lstm B64 T25 H512 training") and row.source.machine == "H200"
+    ]
+    assert (row.ours, row.peer) == (2.0, "torch")
+
+
+@pytest.mark.parametrize(
+    ("file", "case", "said"),
+    [
+        ("2026-11-15_kernels_h200", "lstm B64 T25 H512 inference", BEFORE_ALL),
+        ("2026-11-15_lstm_h200", "lstm B128 T50 H1536 training", BEFORE_ALL),
+        ("2026-11-15_kernels_h200", "gru B1024 T150 H256, reset after inference", speed_sources.BEFORE),
+        ("2026-11-15_kernels_h200", "rnn B128 T50 H1536 inference", speed_sources.BEFORE),
+        ("2026-11-17_persistent_h200", "lstm B256 T25 H1024 training", FIRST_FORM),
+        ("2026-11-17_persistent_h200", "lstm B1024 T150 H256 training", ""),
+        ("2026-11-15_kernels_h200", "lstm B1 T5 H128 inference", ""),  # single rows keep the loop
+        ("2026-11-15_kernels_h200", "lstm-multi B1 T200 I16 H256 L2 inference", ""),
+        ("2026-11-15_kernels_h200", "dense B32 N1024 inference", ""),
+        ("2026-11-19_kernels_h200", "lstm B64 T25 H512 inference", ""),
+    ],
+)
+def test_a_row_that_the_program_has_overtaken_says_so(file, case, said):
+    assert speed_sources.what_is_newer(f"{file}.json", f"{case}, float16").split("(")[0] == said
+
+
+def test_a_row_says_that_there_are_newer_figures_where_the_results_have_them():
+    section = (ROOT / "docs" / "results.md").read_text().split("### H200, recurrences as one kernel")[1]
+    table = section.split("\n\n| ")[1].split("\n\n")[0]
+    old = [
+        row
+        for row in rows(speed_tables.RESULTS)
+        if (row.family, row.source.machine) == ("kernels", "H200") and row.source.date < "2026-11-18"
+    ]
+    assert {"[newer]" in row.note for row in old} == {True, False}
+    for row in old:
+        assert (f"| {row.case.removesuffix(', float16')} |" in f"| {table}") == ("[newer]" in row.note), row
+
+
+def test_a_row_older_than_its_cases_newest_file_says_so(tmp_path):
+    write(
+        tmp_path,
+        "2026-01-01_cnn_cpu.json",
+        [side("ours", 1.0), side("torch", 1.0), side("torch compile", 0.5, 2.0)],
+    )
+    write(tmp_path, "2026-01-02_cnn_cpu.json", [side("ours", 2.0), side("torch", 1.0, 2.0)])
+    assert {row.peer: row.note for row in rows(tmp_path)} == {"torch": "", "torch compile": speed_rows.OLDER}
+    lines = re.findall(r"^\| CIFAR ResNet-8.*$", speed_tables.speed_page(tmp_path), re.MULTILINE)
+    assert [f"({speed_rows.OLDER}) |" in line for line in lines] == [False, True]
+
+
+def a_training(**more):
+    return {
+        "case": "netflix", "data": "random ratings of Netflix's shape", "seed": 0, "figure": "rmse", "value": 1.4,
+        "command": "hotloop recommender train --data random --size 512 --batch-size 64 --epochs 2 --seed 0",
+        "standard_error": None, "target": None, "target_seconds": None, "update": 10, "updates": 10, "cache": "empty",
+        "training_seconds": 6.0, "result_seconds": 6.0, "seconds": 20.0, "samples_per_second": 160_000.0,
+        "unit": "users/s", "memory_bytes": 2**30, **more,
+    }  # fmt: skip
+
+
+def test_made_up_ratings_have_a_rate_and_no_result(tmp_path):
+    write(tmp_path, "2026-01-01_results_h200.json", [a_training()])
+    (row,) = rows(tmp_path)
+    assert row.case == "whole training, made-up ratings of 480,000 users (13 million), size 512, batch 64"
+    assert (row.ours, row.epoch_seconds, row.memory, row.peer) == (160_000.0, 3.0, 2**30, None)
+    assert speed_whole.whole_runs(tmp_path) == []
+
+
+def test_made_up_ratings_are_as_many_as_the_command_draws():
+    from hotloop.data import stand_ins
+
+    defaults = stand_ins.draw_random_sets.__kwdefaults__ or {}
+    drawn = defaults or dict(
+        zip(("users", "items", "events"), stand_ins.draw_random_sets.__defaults__, strict=False)
+    )
+    assert (drawn["users"], drawn["events"]) == (speed_rows.RANDOM_USERS, 13_000_000)
+
+
+def test_what_is_not_there_is_counted_from_the_rows(tmp_path):
+    write(tmp_path, "2026-01-01_cnn_cpu.json", [side("ours", 2.0, memory=1), side("torch", 1.0, 2.0)])
+    more = [side("ours", 2.0, case="resnet50-infer-b8"), side("torch", 1.0, 2.0, case="resnet50-infer-b8")]
+    write(tmp_path, "2026-01-02_cnn_cpu.json", more)
+    real = a_training(data="MovieLens-100K", command="hotloop recommender train --config ml-100k --seed 0")
+    write(tmp_path, "2026-01-01_results_h200.json", [real, a_training()])
+    whole = speed_whole.whole_runs(tmp_path)
+    found = {line[:2]: line[2:] for line in speed_coverage.coverage(rows(tmp_path), whole)}
+    assert set(found) == {(family, machine) for family in speed_rows.FAMILIES for machine in ("CPU", "H200")}
+    none = "**none**"
+    assert found["cnn", "CPU"] == ("2 rows", "1 of 2 rows", none, "1 of 2 rows", "all")
+    assert found["recommender", "H200"] == ("1 row", "all", "1 training", "all", none)
+    assert found["hmc", "CPU"] == (none, "does not apply", "does not apply", none, none)
+    page = speed_tables.speed_page(tmp_path)
+    assert "| cnn | CPU | 2 rows | 1 of 2 rows | **none** | 1 of 2 rows | all |" in page
 
 
 def test_a_file_is_of_the_program_that_its_name_begins_with():

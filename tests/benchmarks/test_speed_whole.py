@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import speed_cells  # noqa: E402
+import speed_sources  # noqa: E402
 import speed_whole  # noqa: E402
 
 ENVIRONMENT = {"platform": "cpu", "device_kinds": ["cpu"], "commit": "a" * 40, "dirty": False}
@@ -25,6 +26,7 @@ def a_run(seed=1, **more):
         "case": "mnist", "data": "MNIST", "command": f"hotloop cnn train --config mnist_resnet8 --seed {seed}",
         "seed": seed, "cache": "full", "figure": "validation_accuracy", "target": 0.99, "value": 0.994,
         "standard_error": None, "update": 4680, "updates": 4680, "training_seconds": 100.0, "target_seconds": 30.0,
+        "result_seconds": 100.0,
         "seconds": 130.0, "samples_per_second": 6000.0, "unit": "images/s", "memory_bytes": 2**29, **more,
     }  # fmt: skip
 
@@ -69,7 +71,36 @@ def test_a_result_is_said_as_people_say_it_with_its_own_standard_error(tmp_path,
     # The best weights are of an earlier update than the last, so that their number says nothing of the training's.
     run = a_run(figure=figure, value=value, standard_error=error, update=10, target=None, target_seconds=None)
     write(tmp_path, "2026-01-01_results_cpu.json", [run])
-    assert cells(tmp_path)[2] == said
+    assert cells(tmp_path)[2] == f"{said}, seed 1"
+
+
+def test_a_run_that_went_on_after_its_best_says_when_that_was(tmp_path):
+    run = a_run(
+        update=1596, updates=2198, training_seconds=5.71, result_seconds=4.2, target=None, target_seconds=None
+    )
+    write(tmp_path, "2026-01-01_results_cpu.json", [run])
+    assert cells(tmp_path)[3] == "5.71 s; the best after 4.20 s"
+    runs = [run, {**run, "seed": 2, "result_seconds": 4.4}]
+    write(tmp_path, "2026-01-02_results_cpu.json", runs)
+    assert cells(tmp_path)[3] == "5.7 s (5.7 to 5.7, 2 runs); the best after 4.3 s (4.2 to 4.4, 2 runs)"
+
+
+def test_the_one_seed_of_a_recipe_is_named(tmp_path):
+    run = {"recipe": "keras", "updates": 10, "training_seconds": 26.7, "seconds_to_75": 15.7, "seconds": 63.6}
+    run |= {"images_per_second": 1000.0, "test_accuracy": 0.7807}
+    write(tmp_path, "2026-01-01_estimator_h200.json", [run])
+    assert cells(tmp_path)[2] == "78.07 % after 10 updates, seed 1"
+    write(tmp_path, "2026-01-01_estimator_h200.json", [run, run])
+    assert "seed" not in cells(tmp_path)[2]
+
+
+def test_a_training_is_of_its_commands_family_and_another_programs_of_none():
+    source = speed_sources.read_source(Path("2026-01-01_x_cpu.json"), {})
+    whats = (
+        "CIFAR-10 by `hotloop cnn speedrun`, 8 epochs",
+        "CIFAR-10 by hiverge cifar10-speedrun, beside ours",
+    )
+    assert [speed_whole.Whole(source, what, "1 %").family for what in whats] == ["cnn", ""]
 
 
 def test_of_a_training_on_a_machine_the_newest_file_counts(tmp_path):

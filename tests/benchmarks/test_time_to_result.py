@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,9 +120,11 @@ def test_a_short_run_says_so_in_its_file_and_a_file_in_no_folder_is_refused_firs
 ):
     row = {"environment": {}, "load_before": 0.0}
     file = tmp_path / "result.json"
-    program.save([row], program.parsed(["--cases", "mnist", "mnist", "--smoke", "--save", str(file)]))
+    words = ["--cases", "mnist", "mnist", "--smoke", "--data", str(tmp_path), "--save", str(file)]
+    monkeypatch.setattr(sys, "argv", [program.__file__, *words])
+    program.save([row], program.parsed(words))
     command = json.loads(file.read_text())["command"]
-    assert command == "python benchmarks/time_to_result.py --device cpu --cases mnist --smoke"
+    assert command == "python benchmarks/time_to_result.py --cases mnist mnist --smoke --data DATA"
     with pytest.raises(SystemExit):
         program.main(["--save", str(tmp_path / "nowhere" / "result.json")])
     assert "its folder is not there" in capsys.readouterr().err
