@@ -43,7 +43,7 @@ class Side(NamedTuple):
 
 
 def ours(target: Target, lengths: Lengths) -> tuple[Side, hmc.Result]:
-    """Ours, and a first result, from which peers' HMC has its leapfrogs."""
+    """Ours, and the result of a run more that is not timed, from which peers' HMC has its leapfrogs."""
     sampler = hmc.Sampler(
         target.log_density, target.start, **lengths._asdict(), target_acceptance=ACCEPTANCE, quiet=True
     )

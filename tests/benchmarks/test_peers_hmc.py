@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+DRAWS = np.random.default_rng(0).normal(size=(4, 500, 3))
+
 
 @pytest.fixture(autouse=True)
 def peers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,8 +20,26 @@ def peers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_run(shift: float = 0.0, factor: float = 1.0) -> Any:
     import hmc_sides
 
-    draws = np.random.default_rng(0).normal(size=(4, 500, 3)) * factor + shift
-    return hmc_sides.Run(1.0, 2.0, {"x": draws}, 0)
+    return hmc_sides.Run(1.0, 2.0, {"x": DRAWS * factor + shift}, 0)
+
+
+def with_draws(draws: np.ndarray) -> Any:
+    return a_run()._replace(samples={"x": draws})
+
+
+def changed(place: Any, value: float) -> np.ndarray:
+    draws = DRAWS.copy()
+    draws[place] = value
+    return draws
+
+
+NO_NUMBERS = [
+    changed(..., np.nan),
+    changed((..., 1), np.nan),
+    changed((2, 3, 0), np.inf),
+    DRAWS[:, :3],
+]
+"""Draws of which something cannot be estimated; the last are too few."""
 
 
 def load() -> Any:
@@ -39,6 +59,51 @@ def test_equal_moments_pass_and_others_do_not(exact: Any) -> None:
     assert program.disagreement(right, right, exact) < program.STANDARD_ERRORS
     for wrong in (a_run(shift=0.2), a_run(factor=1.2)):
         assert program.disagreement(wrong, right, exact) > program.STANDARD_ERRORS
+    for wrong in NO_NUMBERS:
+        assert program.disagreement(with_draws(wrong), right, exact) == np.inf
+
+
+def test_where_the_reference_is_no_number_nothing_agrees_with_it() -> None:
+    program = load()
+    for wrong in NO_NUMBERS:
+        assert program.disagreement(a_run(), with_draws(wrong), {}) == np.inf
+
+
+def test_what_is_no_number_stays_none_and_misses_the_floor() -> None:
+    program = load()
+    right, wrong = program.measure(a_run()), program.measure(with_draws(changed((..., 1), np.nan)))
+    assert np.isnan(wrong["ess"])  # the least of three, of one of which nothing is known
+    for ours, theirs in ([right, wrong, right], [right] * 3), ([right] * 3, [wrong, right, right]):
+        row = program.result("gaussian", program.SMOKE, "peer", {"ours": ours, "peer": theirs}, 1.0, 0)
+        assert np.isnan(row["ratio"]) and row["missed"]
+    row = program.result("gaussian", program.SMOKE, "peer", {"ours": [right], "peer": [right]}, 1.0, 0)
+    assert row["ratio"] == 1 and row["missed"]
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_the_run_whose_moments_are_checked_is_not_timed(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every side's first run is slow here."""
+    import hmc_sides
+
+    program = load()
+    seeds: dict[str, list[int]] = {"ours": [], "right": [], "wrong": []}
+
+    def side(name: str) -> Any:
+        def run(seed: int) -> Any:
+            seeds[name].append(seed)
+            run = a_run(shift=3.0 if name == "wrong" else 0.0)
+            return run._replace(warmup=100.0, sampling=100.0) if len(seeds[name]) == 1 else run
+
+        return hmc_sides.Side(run, 1)
+
+    monkeypatch.setattr(program, "sides", lambda *given: {name: side(name) for name in seeds})
+    target = hmc_sides.Target(None, None, {"x": (np.zeros(3), np.ones(3))})
+    monkeypatch.setattr(program, "TARGETS", {"gaussian": lambda: target})
+    rows = program.compare("gaussian", program.SMOKE, SimpleNamespace(rounds=rounds, skip=[]))
+    assert [row["side"] for row in rows] == ["ours", "right"]
+    assert {row["rounds"] for row in rows} == {rounds}
+    assert {(row["sampling_seconds_high"], row["warmup_seconds_high"]) for row in rows} == {(2.0, 1.0)}
+    assert seeds["ours"] == seeds["right"] == list(range(1, rounds + 2)) and seeds["wrong"] == [1]
 
 
 def test_figures_are_ess_over_seconds_and_ratios_ours_over_theirs() -> None:

@@ -176,6 +176,15 @@ def test_fixed_leapfrogs_and_step_without_warm_up_are_plain_hmc() -> None:
     assert_moments(draws**2, 1)
 
 
+def test_the_trajectory_is_the_mean_of_those_that_were_made() -> None:
+    """Where the longest are cut, too."""
+    cut = {"leapfrogs": 40, "max_leapfrogs": 40, "step_size": 0.1, "warmup": 0}
+    found = hmc.sample(lambda x: -0.5 * x**2, 0.5, key=KEY, chains=2, samples=200, quiet=True, **cut)
+    mean = np.asarray(found.leapfrogs, float).mean()
+    assert found.leapfrogs.max() == 40 and mean == pytest.approx(35, abs=0.5)
+    assert found.trajectory == pytest.approx(found.step_size * mean)
+
+
 @pytest.mark.slow
 def test_float64_where_x64_is_on() -> None:
     with jax.enable_x64(True):
@@ -271,7 +280,7 @@ def test_what_cannot_work_is_one_line(density, start, options, message) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", [0, None, np.zeros(2), "key"])
+@pytest.mark.parametrize("key", [0, None, np.zeros(2), "key", np.zeros(3, np.uint32), np.zeros(4, np.uint32)])
 def test_what_is_no_key_and_no_function_is_one_line(key) -> None:
     with pytest.raises(OptionError, match=rf"^key is {re.escape(str(key))}: a key of jax.random is needed"):
         target.check_key(key)

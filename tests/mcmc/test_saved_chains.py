@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from hotloop import hmc
-from hotloop.engine.interrupt import Interrupted
+from hotloop.engine.interrupt import Interrupted, Stopped
+from hotloop.engine.run import has_finished, take_folder
 from hotloop.errors import CheckpointError, OptionError, RunError
-from hotloop.mcmc import sampler, saved_chains
+from hotloop.mcmc import sampler, saved_chains, target
 
 KEY = jax.random.key(5)
 WARMUP, SAMPLES = 25, 12
@@ -91,6 +92,10 @@ def stop_at(number: int, folder: Path, monkeypatch) -> None:
             compiled().run(KEY, folder=folder)
 
 
+def on_record(folder: Path) -> dict[str, str]:
+    return {name: (folder / name).read_text() for name in ("config.json", "events.jsonl", "environment.json")}
+
+
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     lines = (folder / "events.jsonl").read_text().splitlines()
     return [record for record in map(json.loads, lines) if record["event"] == kind]
@@ -154,7 +159,8 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
 def damage(folder: Path) -> None:
     """One byte of the newest step's arrays."""
     step = sorted((folder / "checkpoints/draws").iterdir())[-1]
-    largest = max((path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    files = (path for path in step.rglob("*") if path.is_file() and path.name != "manifest.json")
+    largest = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
@@ -187,7 +193,7 @@ def test_what_is_damaged_is_skipped_with_a_line_and_only_damage_is_an_error(
         ({"warmup": 26}, "warmup: 25 -> 26"),
         ({"chains": 5}, "chains: 4 -> 5"),
         ({"step_size": 0.1}, "step_size: None -> 0.1"),
-        ({"initial": {"a": jnp.zeros(()), "b": jnp.zeros(3)}}, "'b': 'float32[2]'} -> {"),
+        ({"initial": {"a": jnp.zeros(()), "b": jnp.zeros(3)}}, "['b', 'float32[2]']] -> [['a'"),
         ({"initial": {"a": jnp.zeros(()), "b": jnp.zeros(2)}}, "with another start: initial is 0 there on"),
         ({"log_density": lambda p: 3 + density(p)}, "with another start: log_density is"),
         ({"log_density": lambda p: density(p) - p["a"]}, "with another start: "),
@@ -198,10 +204,125 @@ def test_what_is_another_sampling_is_one_line(changed, message, tmp_path, monkey
     folder = tmp_path / "run"
     stop_at(2, folder, monkeypatch)
     given = {"log_density": density, "initial": initial, "key": KEY, "resume": True, **OPTIONS, **changed}
+    before = on_record(folder)
     with pytest.raises(RunError, match=re.escape(message)) as caught:
         hmc.sample(folder=folder, **given)
     assert "\n" not in str(caught.value)
-    assert_same_bits(compiled().run(KEY, folder=folder, resume=True)), "a refusal has changed nothing"
+    assert on_record(folder) == before
+    assert_same_bits(compiled().run(KEY, folder=folder, resume=True))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"samples": 13},
+        {"log_density": lambda p: 3 + density(p)},
+        {"log_density": lambda p: density(p) - 5 * (p["b"] ** 2).sum()},
+    ],
+    ids=["config", "start", "log density"],
+)
+def test_after_a_refusal_a_finished_one_is_still_finished(changed, tmp_path) -> None:
+    """Other devices alone would be let through, and be written down."""
+    folder, start = tmp_path / "run", {"a": jnp.zeros(()), "b": jnp.zeros(2)}
+    hmc.sample(density, start, key=KEY, folder=folder, **OPTIONS)
+    before = on_record(folder)
+    given = {"log_density": density, **OPTIONS, "devices": min(2, len(jax.devices())), **changed}
+    with pytest.raises(RunError, match="cannot resume with another"):
+        hmc.sample(initial=start, key=KEY, folder=folder, resume=True, **given)
+    assert on_record(folder) == before and has_finished(folder)
+
+
+def test_a_density_whose_values_are_alike_is_told_by_its_gradient(tmp_path, monkeypatch) -> None:
+    def far_below(p: Any) -> Any:
+        return density(p) - 1e4
+
+    start = {"a": jnp.zeros(()), "b": jnp.zeros(2)}
+    given = {"initial": start, "key": KEY, "folder": tmp_path / "run", **OPTIONS}
+    with monkeypatch.context() as patched:
+        at_piece(10, ask_to_stop, patched)
+        with pytest.raises(Interrupted):
+            hmc.sample(far_below, **given)
+    with pytest.raises(RunError, match="another log density: its gradient times the step is"):
+        hmc.sample(lambda p: density(p) + 0.1 * p["a"] - 1e4, resume=True, **given)
+
+
+@pytest.mark.parametrize("when", ["while the last piece is saved", "while draws are arranged"])
+def test_a_stop_after_the_last_piece_says_that_all_is_saved(when, tmp_path, monkeypatch) -> None:
+    with monkeypatch.context() as patched:
+        stop_after_the_last_piece(when, patched)
+        with pytest.raises(
+            Stopped, match=r"after iteration 37 of 37, saved in .* with resume=True$"
+        ) as caught:
+            compiled().run(KEY, folder=tmp_path / "run")
+    assert isinstance(caught.value, Interrupted) and caught.value.update == 37
+    assert caught.value.exit_status == 128 + signal.SIGTERM
+    assert [each["status"] for each in events(tmp_path / "run", "end")] == ["interrupted"]
+    monkeypatch.setattr(compiled(), "_draw", fail)
+    assert_same_bits(compiled().run(KEY, folder=tmp_path / "run", resume=True))
+
+
+def stop_after_the_last_piece(when: str, monkeypatch) -> None:
+    held: list[saved_chains.SavedChains] = []
+    at_piece(WARMUP + SAMPLES, held.append, monkeypatch)
+    real_save, real_arranged = saved_chains.SavedChains._save, compiled()._arranged
+
+    def save(self: Any, phase: str, done: int, state: Any) -> None:
+        real_save(self, phase, done, state)
+        if when == "while the last piece is saved" and done == WARMUP + SAMPLES:
+            ask_to_stop(self)
+
+    def arranged(draws: Any) -> Any:
+        if when == "while draws are arranged":
+            ask_to_stop(held[0])
+        return real_arranged(draws)
+
+    monkeypatch.setattr(saved_chains.SavedChains, "_save", save)
+    monkeypatch.setattr(compiled(), "_arranged", arranged)
+
+
+def test_a_folder_that_another_process_holds_is_not_gone_on_in(tmp_path) -> None:
+    compiled().run(KEY, folder=tmp_path / "run")
+    before = on_record(tmp_path / "run")
+    lock = take_folder(tmp_path / "run", resume=True)
+    try:
+        with pytest.raises(RunError, match=f"is in use by process {os.getpid()}: wait for it"):
+            compiled().run(KEY, folder=tmp_path / "run", resume=True)
+    finally:
+        os.close(lock)
+    assert on_record(tmp_path / "run") == before
+
+
+def test_a_folder_that_has_leaves_by_their_names_goes_on(tmp_path, monkeypatch) -> None:
+    """As config.json had them until two names could read alike."""
+    real = target.Layout.describe
+    with monkeypatch.context() as patched:
+        patched.setattr(target.Layout, "describe", lambda self: dict(real(self)))
+        stop_at(30, tmp_path / "run", patched)
+    assert json.loads((tmp_path / "run/config.json").read_text())["position"] == {
+        "a": "float32[]",
+        "b": "float32[2]",
+    }
+    for _ in range(2):
+        assert_same_bits(compiled().run(KEY, folder=tmp_path / "run", resume=True))
+    other = {"a": jnp.zeros(()), "b": jnp.zeros(3)}
+    with pytest.raises(RunError, match="cannot resume with another config: position: "):
+        hmc.sample(density, other, key=KEY, folder=tmp_path / "run", resume=True, **OPTIONS)
+
+
+def test_shapes_of_leaves_whose_names_read_alike_are_compared(tmp_path, monkeypatch) -> None:
+    def alike(p: Any) -> Any:
+        return -0.5 * ((p["a.b"] ** 2).sum() + (p["a"]["b"] ** 2).sum())
+
+    def start(*shape: int) -> Any:
+        return {"a.b": jnp.zeros(2), "a": {"b": jnp.zeros(shape)}}
+
+    options = {"key": KEY, "folder": tmp_path / "run", **OPTIONS}
+    hmc.sample(alike, start(6), **options)
+    message = (
+        "position: [['a.b', 'float32[6]'], ['a.b', 'float32[2]']] -> [['a.b', 'float32[2, 3]'], ['a.b', "
+    )
+    with pytest.raises(RunError, match=re.escape(message)):
+        hmc.sample(alike, start(2, 3), resume=True, **options)
 
 
 @pytest.mark.parametrize("devices", [1, 4])

@@ -103,6 +103,77 @@ def test_stopped_on_four_devices_and_resumed_there_it_ends_with_the_same_bits(
     jax.tree.map(np.testing.assert_array_equal, found.samples, four.run(KEY).samples)
 
 
+ROWS, SIZE = 20_000, 5
+
+
+def logistic_and_its_mode() -> tuple[Any, np.ndarray]:
+    """A logistic regression of large inputs, and where it is largest, to the last bit of a float32."""
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(scale=30, size=(ROWS, SIZE)).astype(np.float32)
+    truth = draw.normal(scale=0.03, size=SIZE)
+    labels = (draw.random(ROWS) < 1 / (1 + np.exp(-inputs @ truth))).astype(np.float32)
+    exact, mode = inputs.astype(np.float64), np.zeros(SIZE)
+    for _ in range(20):
+        likely = 1 / (1 + np.exp(-exact @ mode))
+        curvature = exact.T @ (exact * (likely * (1 - likely))[:, None]) + np.eye(SIZE)
+        mode += np.linalg.solve(curvature, exact.T @ (labels - likely) - mode)
+
+    def log_density(weights: Any) -> Any:
+        logits = jnp.asarray(inputs) @ weights
+        return (jnp.asarray(labels) * logits - jax.nn.softplus(logits)).sum() - 0.5 * (weights**2).sum()
+
+    return log_density, mode.astype(np.float32)
+
+
+@several
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"warmup": 40, "samples": 10, "max_leapfrogs": 4},
+        {"warmup": 0, "samples": 20, "step_size": 1e-4, "leapfrogs": 2},
+        {"warmup": 0, "samples": 20, "step_size": 1e-2, "leapfrogs": 2, "jitter": 0.0},
+    ],
+    ids=["warm-up", "draws", "none has moved"],
+)
+def test_from_a_mode_it_goes_on_on_four_devices(options, tmp_path, monkeypatch) -> None:
+    """There the gradient is rounding alone, and four devices round otherwise."""
+    log_density, mode = logistic_and_its_mode()
+    one, four = (
+        hmc.Sampler(log_density, mode, chains=4, devices=devices, quiet=True, **options) for devices in (1, 4)
+    )
+    stop_after_first_piece(one, tmp_path / "run", monkeypatch)
+    found = four.run(KEY, folder=tmp_path / "run", resume=True)
+    stays = options.get("step_size") == 1e-2
+    assert np.isfinite(found.samples).all() and (np.asarray(found.samples) == mode).all() == stays
+
+
+@several
+@pytest.mark.parametrize("devices", [1, 2])
+def test_draws_that_lie_elsewhere_are_positions_to_begin_with(devices) -> None:
+    drawn = sampler(4, **FIXED).run(KEY)
+    last = jax.tree.map(lambda leaf: leaf[:, -1], drawn.samples)
+    here = jax.tree.map(np.asarray, last)
+    found, expected = (
+        hmc.sample(density, start, key=KEY, devices=devices, quiet=True, **FIXED) for start in (last, here)
+    )
+    for a, b in zip(jax.tree.leaves(found.samples), jax.tree.leaves(expected.samples), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.sharding.num_devices == devices
+
+
+@several
+def test_positions_and_keys_of_another_device_draw_the_same() -> None:
+    other = jax.devices()[1]
+    for initial in (START, lambda key: {"a": jax.random.normal(key), "b": jnp.ones(2)}):
+        one = hmc.Sampler(density, initial, chains=4, quiet=True, **FIXED)
+        expected = one.run(KEY)
+        assert {leaf.committed for leaf in jax.tree.leaves(expected.samples)} == {False}
+        there = initial if callable(initial) else jax.device_put(initial, other)
+        found = hmc.sample(density, there, key=jax.device_put(KEY, other), chains=4, quiet=True, **FIXED)
+        jax.tree.map(np.testing.assert_array_equal, found.samples, expected.samples)
+        assert found.log_density.devices() == expected.log_density.devices() != {other}
+
+
 def test_devices_that_do_not_fit_are_one_line() -> None:
     with pytest.raises(DeviceError, match=r"^devices is 99: here are \d+ of \w+; use at most that$"):
         hmc.Sampler(density, START, chains=99, devices=99, **FIXED)

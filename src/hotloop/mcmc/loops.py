@@ -35,7 +35,8 @@ class Tuning(NamedTuple):
     scale: Float[Array, "z"]
     """The square root of the inverse mass."""
     trajectory: Float[Array, ""]
-    """The mean length of a trajectory in units of the scale: step sizes times leapfrogs."""
+    """The mean length that trajectories should have, in units of the scale: step sizes times leapfrogs. Draws that
+    `jitter` makes longer are cut at `max_leapfrogs`, so that the mean of what is made may be less."""
 
 
 class WarmUp(NamedTuple):
@@ -46,6 +47,11 @@ class WarmUp(NamedTuple):
     scale: Float[Array, "z"]
     moments: adaptation.Moments
     slowest: adaptation.Slowest
+
+    @property
+    def step(self) -> Float[Array, "z 1"]:
+        """What draws would be made with if warm-up ended here."""
+        return jnp.exp(self.averaging.log_average) * self.scale[:, None]
 
 
 class Plan(NamedTuple):
@@ -64,6 +70,10 @@ class Drawing(NamedTuple):
     plan: Plan
     chains: kernel.State
     draws: Float[Array, "samples rows chains"]
+
+    @property
+    def step(self) -> Float[Array, "z 1"]:
+        return self.plan.step
 
 
 class Draws(NamedTuple):
@@ -201,7 +211,7 @@ class Programs:
         return cast(WarmUp, lax.cond(ends, end_window, lambda state: state, state))
 
     def tuning(self, state: WarmUp) -> Tuning:
-        """What warm-up ends with."""
+        """What warm-up ends with; a draw has its leapfrogs from `leapfrogs_of`."""
         settings = self._settings
         step_size = jnp.exp(state.averaging.log_average)
         if settings.leapfrogs is None:

@@ -48,7 +48,7 @@ class Result:
     """Of each draw, the same for all chains."""
     step_size: float
     trajectory: float
-    """Mean length of a trajectory: step size times leapfrogs."""
+    """Mean length of the draws' trajectories: step size times the mean of `leapfrogs`."""
     mass: PyTree
     """Of the shapes of a position: the inverse of the variances that warm-up found."""
     names: tuple[str, ...]

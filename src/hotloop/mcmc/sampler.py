@@ -24,9 +24,10 @@ from hotloop.errors import OptionError
 from hotloop.mcmc import kernel, random_bits, target
 from hotloop.mcmc.loops import Drawing, Draws, Programs, WarmUp, unpack
 from hotloop.mcmc.result import Result, Seconds
-from hotloop.mcmc.saved_chains import SavedChains, check_folder, describe_key, open_saved_chains
+from hotloop.mcmc.saved_chains import SavedChains, check_folder, open_saved_chains
+from hotloop.mcmc.saved_state import check_density, describe_key
 from hotloop.mcmc.settings import Options, read_settings
-from hotloop.mcmc.spread import spread_chains
+from hotloop.mcmc.spread import put, spread_chains
 
 PyTree = Any
 LogDensity = Callable[[PyTree], Array]
@@ -83,6 +84,8 @@ class Sampler:
             lambda columns: kernel.init(columns, self._gradient), places.second, places.state()
         )
         self._start = target.trace("the gradient of log_density", lambda: start.lower(columns)).compile()
+        (self._place_of_columns,), _ = self._start.input_shardings
+        self._place_of_words = places.everywhere or self._place_of_columns
 
     def _compile_loops(self) -> None:
         """All that runs later, so that nothing compiles while it is timed."""
@@ -122,28 +125,34 @@ class Sampler:
         starts, *keys = jax.random.split(key, 4)
         state = self._start(self._positions(starts))
         target.check_start(state)
-        words = [self._spread.put_everywhere(random_bits.words_of(key)) for key in keys]
+        words = [put(random_bits.words_of(key), self._place_of_words) for key in keys]
         if folder is None:
             return self._sample(state, words, None)
         total = self.settings.warmup + self.settings.samples
         config = {**asdict(self.settings), **describe_key(key), "position": self._layout.describe()}
-        with open_saved_chains(folder, config, state, total=total, resume=resume) as saved:
+        forms = {"warmup": self._form_of_warmup, "draws": self._form_of_drawing}
+        with open_saved_chains(
+            folder, config, state, total=total, resume=resume, forms=forms, check=self._check_saved
+        ) as saved:
             return self._sample(state, words, saved)
+
+    def _check_saved(self, folder: Path, found: WarmUp | Drawing) -> None:
+        check_density(folder, found.chains, self._start(found.chains.position), found.step)
 
     def _sample(self, state: kernel.State, words: list[Array], saved: SavedChains | None) -> Result:
         began, warmup = time.perf_counter(), self.settings.warmup
         first, warm, kept = words
-        phase = saved.phase() if saved else None
-        if saved is not None and phase == "draws":
-            drawing, done = saved.restore("draws", self._form_of_drawing)
-            saved.check_density(drawing.chains, self._start(drawing.chains.position))
-            done, between, piece = done - warmup, began, FIRST_PIECE
+        found = saved.found if saved else None
+        if found is not None and found.phase == "draws":
+            drawing, done = found.state, found.iteration - warmup
+            between, piece = began, FIRST_PIECE
         else:
-            warmed, piece = self._warm_up(self._begin(state, first), warm, saved, phase is not None)
+            begun = (found.state, found.iteration) if found else (self._begin(state, first), 0)
+            warmed, piece = self._warm_up(*begun, warm, saved)
             tuning, plan, room = _wait(self._prepare(warmed))
             drawing, done = Drawing(tuning, plan, warmed.chains, room), 0
             between = time.perf_counter()
-            if phase is None and warmup > 0 and between - began < PIECE_SECONDS:
+            if found is None and warmup > 0 and between - began < PIECE_SECONDS:
                 self._first_piece = warmup
         tuning, plan, draws = drawing.tuning, drawing.plan, self._draw_all(drawing, kept, saved, done, piece)
         samples, others = _wait(self._arranged(draws))
@@ -155,19 +164,16 @@ class Sampler:
             diverging=others.diverging,
             leapfrogs=plan.leapfrogs,
             step_size=float(tuning.step_size),
-            trajectory=float(tuning.trajectory),
+            trajectory=float(tuning.step_size) * float(np.mean(plan.leapfrogs)),
             mass=self._layout.unravel(1 / jnp.square(tuning.scale)),
             names=self._layout.names,
             seconds=seconds,
         )
 
     def _warm_up(
-        self, warmed: WarmUp, words: Array, saved: SavedChains | None, resumed: bool
+        self, warmed: WarmUp, done: int, words: Array, saved: SavedChains | None
     ) -> tuple[WarmUp, int]:
-        total, done = self.settings.warmup, 0
-        if saved is not None and resumed:
-            warmed, done = saved.restore("warmup", self._form_of_warmup)
-            saved.check_density(warmed.chains, self._start(warmed.chains.position))
+        total = self.settings.warmup
 
         def after(state: WarmUp, done: int) -> None:
             if saved is not None:
@@ -213,10 +219,10 @@ class Sampler:
             positions = jax.vmap(self._initial)(jax.random.split(key, chains))
         elif self._shared:
             row = self._layout.ravel(self._initial, leading=0)
-            return self._spread.put_columns(jnp.tile(row[:, None], (1, chains)))
+            return put(jnp.tile(row[:, None], (1, chains)), self._place_of_columns)
         else:
             positions = self._initial
-        return self._spread.put_columns(self._layout.ravel(positions).T)
+        return put(self._layout.ravel(positions).T, self._place_of_columns)
 
 
 def sample(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import Array, lax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from hotloop.engine.device import platform
@@ -31,12 +31,6 @@ class Spread(NamedTuple):
         if self.everywhere is None:
             return jax.jit(function, **options)
         return jax.jit(function, in_shardings=given, out_shardings=found, **options)
-
-    def put_columns(self, columns: Array) -> Array:
-        return columns if self.second is None else jax.device_put(columns, self.second)
-
-    def put_everywhere(self, array: Array) -> Array:
-        return array if self.everywhere is None else jax.device_put(array, self.everywhere)
 
     def numbers(self) -> Numbers:
         """The same random numbers for any number of devices: each makes all and takes those of its chains, which costs
@@ -73,6 +67,12 @@ class Spread(NamedTuple):
     def arranged(self) -> tuple[Any, Draws]:
         """Draws that begin with the chains; there are no positions left beside the samples."""
         return self.first, Draws(self.everywhere, *[self.first] * 3)  # type: ignore[arg-type]
+
+
+def put(array: Array, place: Sharding) -> Array:
+    """The array where a compiled program takes it. One that lies there stays as it is: jax would not use the draws of
+    a single device beside arrays of another one if it had been put there."""
+    return array if array.sharding.is_equivalent_to(place, array.ndim) else jax.device_put(array, place)
 
 
 def spread_chains(chains: int, devices: int) -> Spread:

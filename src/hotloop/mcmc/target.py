@@ -44,11 +44,11 @@ class Layout:
     def size(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
 
-    def describe(self) -> dict[str, str]:
-        """Name, type and shape of each leaf."""
-        return {
-            name: f"{self.dtype}{list(shape)}" for name, shape in zip(self.names, self.shapes, strict=True)
-        }
+    def describe(self) -> list[list[str]]:
+        """Name, and type and shape, of each leaf, as JSON has it; two names may read alike."""
+        return [
+            [name, f"{self.dtype}{list(shape)}"] for name, shape in zip(self.names, self.shapes, strict=True)
+        ]
 
     def unravel(self, rows: Float[Array, "*rows z"]) -> PyTree:
         """Rows of any leading shape as positions whose leaves begin with that shape."""
@@ -189,11 +189,20 @@ def check_key(key: Any) -> None:
     """Refuse what is not one key of jax.random."""
     shape, dtype = np.shape(key), getattr(key, "dtype", None)
     is_typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    is_old = dtype == np.uint32 and len(shape) == 1
+    is_old = dtype == np.uint32 and len(shape) == 1 and _is_key_data(key)
     if is_typed and shape:
         raise OptionError(f"key has shape {list(shape)}: one key is needed, from which all chains draw")
     if not (is_typed or is_old):
         raise OptionError(f"key is {str(key)[:60]}: a key of jax.random is needed, such as jax.random.key(0)")
+
+
+def _is_key_data(words: Any) -> bool:
+    """Whether these are as many words as a key of jax's default generator has."""
+    try:
+        jax.random.wrap_key_data(words)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def check_density(log_density: Callable[[PyTree], Array], layout: Layout) -> None:
