@@ -25,7 +25,8 @@ test-slow: $(VENV)/.installed-test  ## the tests that take longer; those that co
 test-kernels: $(VENV)/.installed-test  ## kernels for NVIDIA's cards, on the CPU: needs Python 3.12, for jax 0.11.2
 	$(BIN)/python -c 'import jax, sys; jax.__version_info__ >= (0, 11, 2) or sys.exit("needs jax 0.11.2, and so Python 3.12")'
 	$(BIN)/python -m pytest -n auto --dist worksteal \
-		tests/layers/test_bundled.py tests/layers/test_persistent.py tests/families/test_vcd_fused.py tests/families/test_vcd_hopper.py
+		tests/layers/test_bundled.py tests/layers/test_persistent.py tests/layers/test_persistent_layers.py \
+		tests/layers/test_persistent_exchange.py tests/families/test_vcd_fused.py tests/families/test_vcd_hopper.py
 
 check: $(VENV)/.installed-test  ## format, lint, types and the import contract
 	$(BIN)/ruff format --check .

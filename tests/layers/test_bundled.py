@@ -4,6 +4,8 @@ Pallas' interpreter takes a place before an array's first for one counted from i
 with their first zeros around them; the card's own tests are in test_bundled_card.py.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,8 +39,8 @@ def case(images, height, width, channels, inputs, size=(3, 3)):
     return x.astype(np.float16).astype(np.float64), kernel.astype(np.float16).astype(np.float64)
 
 
-def exact(x, kernel, pads):
-    """Output, cotangent and the input's gradient in float64."""
+def exact(x, kernel, pads, dtype=jnp.float16):
+    """Output, a cotangent of numbers that `dtype` has, and the input's gradient in float64."""
     with jax.enable_x64(True):
         groups = x.shape[3] // kernel.shape[2]
         y, back = jax.vjp(
@@ -52,7 +54,7 @@ def exact(x, kernel, pads):
             ),
             jnp.asarray(x),
         )
-        dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float16)
+        dy = np.random.default_rng(1).standard_normal(y.shape).astype(dtype)
         return jax.tree.map(np.asarray, (y, dy, *back(jnp.asarray(dy, jnp.float64))))
 
 
@@ -62,6 +64,14 @@ def relative(found, expected):
 
 def job_of(shape, inputs, size=(3, 3), edge=(1, 1), parts=PARTS, bundle=BUNDLE, dtype=jnp.float16):
     return Job(*shape, size, edge, bundle, parts, jnp.dtype(dtype))
+
+
+def run_interpreted(run, job, x, bundles):
+    """The kernel, on an image with the zeros that lie before it."""
+    from hotloop.layers.persistent_chain import plgpu
+
+    widened = jnp.pad(x, ((0, 0), *((before, 0) for before in job.edge), (0, 0)))
+    return run(job._replace(edge=(0, 0)), widened, bundles, interpret=plgpu.InterpretGPUParams())
 
 
 @needs_mosaic
@@ -79,7 +89,6 @@ def job_of(shape, inputs, size=(3, 3), edge=(1, 1), parts=PARTS, bundle=BUNDLE, 
 def test_the_kernel_gives_what_float64_gives(shape, inputs, size, parts, dtype):
     """More rows than a block has, rows that no warpgroup's pixels end with, an image in two halves."""
     from hotloop.layers.bundled_kernel import run
-    from hotloop.layers.persistent_chain import plgpu
 
     x, kernel = case(*shape, inputs, size)
     around = tuple((k - 1) // 2 for k in size)
@@ -87,12 +96,34 @@ def test_the_kernel_gives_what_float64_gives(shape, inputs, size, parts, dtype):
     if dtype == jnp.bfloat16:
         x, kernel = (np.asarray(jnp.asarray(array, dtype), np.float64) for array in (x, kernel))
     expected = exact(x, kernel, pads)[0]
-    widened = np.pad(x, ((0, 0), (around[0], 0), (around[1], 0), (0, 0)))
     bundles = bundled.join_kernels(jnp.asarray(kernel, dtype), shape[3] // inputs, BUNDLE)
-    job = job_of(shape, inputs, size, edge=(0, 0), parts=parts, dtype=dtype)
-    found = run(job, jnp.asarray(widened, dtype), bundles, interpret=plgpu.InterpretGPUParams())
+    job = job_of(shape, inputs, size, edge=around, parts=parts, dtype=dtype)
+    found = run_interpreted(run, job, jnp.asarray(x, dtype), bundles)
     assert found.dtype == dtype and found.shape == expected.shape
     assert relative(found, expected) < {jnp.float16: 5e-4, jnp.bfloat16: 4e-3}[dtype]
+
+
+@needs_mosaic
+@pytest.mark.parametrize(
+    ("pads", "dtype"),
+    [
+        (SAME, jnp.float16),
+        (SAME, jnp.bfloat16),
+        (((0, 0), (0, 0)), jnp.float16),
+        (((2, 0), (0, 1)), jnp.float16),
+    ],
+    ids=["same", "same in bfloat16", "valid", "uneven"],
+)
+def test_the_kernel_gives_the_input_gradient_of_float64(monkeypatch, pads, dtype):
+    from hotloop.layers import bundled_kernel
+
+    monkeypatch.setattr(bundled_kernel, "run", partial(run_interpreted, bundled_kernel.run))
+    x, kernel = (np.asarray(jnp.asarray(array, dtype), np.float64) for array in case(1, 6, 9, 64, 4))
+    _, dy, dx = exact(x, kernel, pads, dtype)
+    given = (jnp.asarray(array, dtype) for array in (x, kernel, dy))
+    found = bundled.input_gradient(*given, groups=16, stride=1, pads=pads)
+    assert found.dtype == dtype and found.shape == dx.shape
+    assert relative(found, dx) < {jnp.float16: 5e-4, jnp.bfloat16: 4e-3}[dtype]
 
 
 def stand_in(job, x, bundles):

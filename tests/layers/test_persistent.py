@@ -1,7 +1,8 @@
 """Persistent recurrences: their formulas and kernels against float64, and when a program takes them.
 
 Pallas' interpreter runs one block after the other and knows no semaphores, so kernels run in it where a block has all
-units and exchanges with nobody; the exchange itself is tested on a card (test_persistent_card.py).
+units and exchanges with nobody; the exchange is counted in test_persistent_exchange.py and tested on a card
+(test_persistent_card.py). From end to end they run in test_persistent_layers.py.
 """
 
 import jax
@@ -135,7 +136,8 @@ def test_the_rnn_without_exchange_gives_the_outputs_and_gradients_of_float64():
 
 @pytest.fixture(autouse=True)
 def not_switched_off(monkeypatch):
-    monkeypatch.delenv(paths.CARD_SWITCH, raising=False)
+    for name in (paths.CARD_SWITCH, *paths.SHARING):
+        monkeypatch.delenv(name, raising=False)
 
 
 class Card:
@@ -143,13 +145,14 @@ class Card:
         self.compute_capability, self.core_count = capability, multiprocessors
 
 
-def lowered(monkeypatch, card, batch=64, hidden=512, dtype=jnp.float16, timesteps=25):
-    """The text of an LSTM's program for a machine with this card."""
+def lowered(monkeypatch, card, batch=64, hidden=512, dtype=jnp.float16, timesteps=25, state=None):
+    """The text of an LSTM's program for a machine with this card, its state of these types."""
     monkeypatch.setattr(paths, "_local_cards", lambda: [] if card is None else [card])
     jax.clear_caches()  # of what was lowered for other cards
     params = jax.eval_shape(lambda: recurrent.init_lstm(jax.random.key(0), 32, hidden, dtype))
     x = jax.ShapeDtypeStruct((timesteps, batch, 32), dtype)
-    return jax.jit(recurrent.lstm).trace(params, x).lower(lowering_platforms=("cuda",)).as_text()
+    start = state and tuple(jax.ShapeDtypeStruct((batch, hidden), of_part) for of_part in state)
+    return jax.jit(recurrent.lstm).trace(params, x, start).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def is_plain(text):
@@ -245,6 +248,34 @@ def test_no_kernel_waits_for_its_blocks_where_xla_may_run_others_beside_it(monke
     assert is_plain(lowered(monkeypatch, Card()))
 
 
+def test_no_kernel_waits_for_its_blocks_where_other_programs_may_hold_their_multiprocessors(monkeypatch):
+    for name in paths.SHARING:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "50")
+            assert not holds(patch, Card())
+            assert name in paths.find_card_obstacle(1)
+        assert holds(monkeypatch, Card())
+
+
+@needs_mosaic
+def test_an_lstms_c_is_float32_or_the_plain_path_is_taken(monkeypatch):
+    with jax.enable_x64(True):
+        assert "@mosaic_gpu" in lowered(monkeypatch, Card(), state=(jnp.float16, jnp.float32))
+        assert is_plain(lowered(monkeypatch, Card(), state=(jnp.float16, jnp.float64)))
+
+
+def test_the_way_back_of_an_lstm_is_a_kernel_where_its_c_is_float32_alone():
+    def count_blocks(dtype):
+        shapes = (64, 512), (25, 64, 512), (25, 64, 2048), (512, 2048)
+        h, x, sums, kernel = (jax.ShapeDtypeStruct(shape, jnp.float16) for shape in shapes)
+        c = jax.ShapeDtypeStruct(h.shape, dtype)
+        arrays, form = jax.tree.flatten((x, x, kernel, (h, c), (x, x), sums, (h, c)))
+        return persistent.BACKWARD.blocks(*arrays, form=form, cell="lstm")
+
+    assert count_blocks(jnp.float32) == 64
+    assert count_blocks(jnp.float16) is count_blocks(jnp.float64) is None
+
+
 def test_an_exported_program_has_the_plain_path(monkeypatch):
     monkeypatch.setattr(paths, "_local_cards", lambda: [Card()])
     jax.clear_caches()
@@ -286,7 +317,9 @@ def test_rnns_without_exchange_have_whole_warpgroups_and_blocks():
 
 @needs_mosaic
 @pytest.mark.slow
-@pytest.mark.parametrize("key", persistent_tiles.INFER, ids=str)
+@pytest.mark.parametrize(
+    "key", [*persistent_tiles.INFER, *(("rnn", *shape) for shape in persistent_tiles.ALONE)], ids=str
+)
 def test_every_tile_of_the_table_is_lowered_within_a_cards_shared_memory(monkeypatch, key):
     cell, batch, hidden = key
     monkeypatch.setattr(paths, "_local_cards", lambda: [Card()])
@@ -300,4 +333,5 @@ def test_every_tile_of_the_table_is_lowered_within_a_cards_shared_memory(monkeyp
 
     assert "@mosaic_gpu" in jax.jit(layer).trace(params, x).lower(lowering_platforms=("cuda",)).as_text()
     text = jax.jit(train).trace(params, x).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("@mosaic_gpu") == (2 if key in persistent_tiles.BACKWARD else 1)
+    has_way_back = persistent.is_alone(*key) or key in persistent_tiles.BACKWARD
+    assert text.count("@mosaic_gpu") == 1 + has_way_back

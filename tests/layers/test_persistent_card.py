@@ -1,10 +1,13 @@
-"""Persistent recurrences on a Hopper card, every shape of the table, against float32 on the CPU:
+"""Persistent recurrences on a Hopper card, every shape of the table, against float64 on the CPU:
 `JAX_PLATFORMS=cuda,cpu pytest tests/layers/test_persistent_card.py`."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import recurrence_oracle as oracle
 
 from hotloop.layers import paths, persistent, persistent_tiles, recurrent
 
@@ -32,46 +35,27 @@ def case(cell, batch, hidden, dtype, timesteps=T):
     return params, draw(timesteps, batch, hidden), draw(timesteps, batch, hidden)
 
 
-def run(cell, params, x, dy):
-    """The inference's outputs, the training's, and all gradients; the state is given in training alone."""
-    layer = getattr(recurrent, cell)
-    h = jnp.full(x.shape[1:], 0.25, x.dtype)
-    state = (h, h) if cell == "lstm" else h
-
-    def train(params, x, state):
-        y, last = layer(params, x, state)
-        weighted = (y.astype(jnp.float32) * dy).sum()
-        return weighted + sum(part.astype(jnp.float32).sum() for part in jax.tree.leaves(last)), y
-
-    (_, y), gradients = jax.value_and_grad(train, (0, 1, 2), has_aux=True)(params, x, state)
-    return layer(params, x)[0], y, gradients
-
-
-def in_float32(cell, given):
-    """The same by the plain path, on the CPU, of the same numbers."""
-    cpu = jax.devices("cpu")[0]
-    wide = jax.tree.map(lambda array: jax.device_put(np.asarray(array, np.float32), cpu), given)
-    with jax.default_device(cpu), paths.force_path("default"):
-        return jax.tree.map(np.asarray, jax.jit(run, static_argnums=0)(cell, *wide))
-
-
-def assert_near(ours, theirs, dtype):
-    for mine, exact in zip(ours[:2], theirs[:2], strict=True):
-        assert np.abs(np.asarray(mine, np.float32) - exact).max() < VALUES[dtype]
-    for mine, exact in zip(jax.tree.leaves(ours[2]), jax.tree.leaves(theirs[2]), strict=True):
-        difference = np.linalg.norm(np.asarray(mine, np.float32) - exact) / np.linalg.norm(exact)
-        assert difference < GRADIENTS[dtype]
+def run(layer, params, x, state, gradients):
+    """The inference's outputs and the training's, and all gradients; the state is given in training alone."""
+    (y, _), back = oracle.differentiate(layer, params, x, state, gradients)
+    return (layer(params, x)[0], y), back
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize(("cell", "batch", "hidden"), SHAPES)
-def test_values_and_gradients_are_those_of_float32(cell, batch, hidden, dtype):
-    given = case(cell, batch, hidden, dtype)
+def test_values_and_gradients_are_those_of_float64(cell, batch, hidden, dtype):
+    params, x, dy = case(cell, batch, hidden, dtype)
+    h, ones = (jnp.full(x.shape[1:], value, dtype) for value in (0.25, 1))
+    state, d_last = ((h, h), (ones, ones)) if cell == "lstm" else (h, ones)
+    given = params, x, state, (dy, d_last)
     is_alone = persistent.is_alone(cell, batch, hidden)
     has_way_back = is_alone or (cell, batch, hidden) in persistent_tiles.BACKWARD
-    lowered = jax.jit(run, static_argnums=0).lower(cell, *given)
+    lowered = jax.jit(partial(run, getattr(recurrent, cell))).lower(*given)
     assert lowered.as_text().count("@mosaic_gpu") == 2 + has_way_back  # chosen, not forced
-    assert_near(lowered.compile()(*given), in_float32(cell, given), dtype)
+    values, gradients = lowered.compile()(*given)
+    exact, right = oracle.in_float64(run, cell, *given)
+    oracle.assert_values_near(values, exact, VALUES[dtype])
+    oracle.assert_gradients_near(gradients, right, GRADIENTS[dtype])
 
 
 @pytest.mark.parametrize("opening", [0.0, 6.0], ids=["as initialised", "nearly open"])
@@ -85,13 +69,10 @@ def test_long_sequences_keep_what_they_should(cell, opening):
     layer = jax.jit(lambda params, x: getattr(recurrent, cell)(params, x)[0])
     lowered = layer.lower(params, x)
     assert "@mosaic_gpu" in lowered.as_text()
-    ours = np.asarray(lowered.compile()(params, x), np.float32)
-    cpu = jax.devices("cpu")[0]
-    wide = jax.tree.map(lambda array: jax.device_put(np.asarray(array, np.float32), cpu), (params, x))
-    with jax.default_device(cpu), paths.force_path("default"):
-        exact = np.asarray(jax.jit(lambda p, x: getattr(recurrent, cell)(p, x)[0])(*wide))
+    ours = np.asarray(lowered.compile()(params, x), np.float64)
+    exact = oracle.in_float64(lambda layer, params, x: layer(params, x)[0], cell, params, x)
     with paths.force_path("default"):
-        plain = np.asarray(jax.jit(lambda p, x: getattr(recurrent, cell)(p, x)[0])(params, x), np.float32)
+        plain = np.asarray(layer(params, x), np.float64)
 
     def largest(values):
         return np.abs(values - exact).max()

@@ -42,6 +42,8 @@ CARD_SWITCH = "HOTLOOP_PERSISTENT"
 """Set to 0 it switches card kernels off."""
 CARD_JAX = (0, 11, 2)
 """The oldest jax with which they were tried."""
+SHARING = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+"""Set for programs that share a card by NVIDIA's Multi-Process Service."""
 OLD_JAX = f"it needs jax 0.11.2 or later, and this is {jax.__version__}"
 
 
@@ -345,6 +347,8 @@ def find_card_obstacle(blocks: int) -> str | None:
         return f"it needs {blocks} multiprocessors, and the card has {room}"
     if _may_overlap():
         return "XLA_FLAGS may have kernels run side by side"
+    if shared := [name for name in SHARING if os.environ.get(name)]:
+        return f"{shared[0]} says that other programs may hold multiprocessors of the card"
     return OLD_JAX if jax.__version_info__ < CARD_JAX else None
 
 

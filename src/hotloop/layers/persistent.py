@@ -137,7 +137,7 @@ def _forward_blocks(table: dict[Any, Tile]) -> Any:
     def count(*arrays: Any, form: Any, cell: str) -> int | None:
         inputs, recurrent, state = jax.tree.unflatten(form, arrays)
         kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
-        is_for = _has_one_type((inputs, recurrent, (state or ())[:1]))  # an LSTM's c is always wide
+        is_for = _has_its_types((inputs, recurrent), state)
         return _blocks(table, cell, inputs.x_TBI, kernel) if is_for else None
 
     return count
@@ -146,13 +146,16 @@ def _forward_blocks(table: dict[Any, Tile]) -> Any:
 def _backward_blocks(*arrays: Any, form: Any, cell: str) -> int | None:
     _, x, recurrent, state, states, sums, _ = jax.tree.unflatten(form, arrays)
     kernel = recurrent[0] if cell == "gru_reset_after" else recurrent
-    is_for = _has_one_type((x, recurrent, (state or ())[:1], states[0], sums))
+    is_for = _has_its_types((x, recurrent, states[0], sums), state)
     return _blocks(persistent_tiles.BACKWARD, cell, x, kernel) if is_for else None
 
 
-def _has_one_type(arrays: Any) -> bool:
-    """Whether nothing has to be widened, as a float32 bias beside weights of 16 bits would be."""
-    return len({array.dtype for array in jax.tree.leaves(arrays)}) == 1
+def _has_its_types(arrays: Any, state: Any) -> bool:
+    """Whether nothing has to be widened, as a float32 bias beside weights of 16 bits would be, and an LSTM's c is
+    float32."""
+    h, c = (state or ())[:1], (state or ())[1:]
+    has_one = len({array.dtype for array in jax.tree.leaves((arrays, h))}) == 1
+    return has_one and all(part.dtype == jnp.float32 for part in c)
 
 
 def _blocks(table: dict[Any, Tile], cell: str, x: Any, kernel: Any) -> int | None:
