@@ -18,8 +18,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-
 from command_line import describe_command
 
 HERE = Path(__file__).resolve().parents[1]

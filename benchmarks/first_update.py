@@ -21,8 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-
 from command_line import describe_command
 
 HERE = Path(__file__).parents[1]

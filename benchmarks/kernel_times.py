@@ -22,9 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-
 from command_line import describe_command
 
 from hotloop.engine.device import describe_environment, setup
@@ -136,6 +133,7 @@ def sum_by_kind(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def main() -> int:
     options = arguments()
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer=".strip()
+    sys.path.append(str(Path(__file__).parent / "peers"))
     import cnn_checks  # with torch, which the rest of this file does without
     from cnn import CASES, our_updates
 

@@ -1,6 +1,6 @@
 """How the files of benchmarks/results were made that do not say it themselves, as docs/results.md tells it.
 
-The benchmarks write their command into newer files themselves (peers/command_line.py), so that nothing is added here.
+The benchmarks write their command into newer files themselves (command_line.py), so that nothing is added here.
 A file that is not here and says nothing is of the program that its name begins with, with options that nobody knows.
 """
 

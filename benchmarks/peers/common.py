@@ -8,12 +8,15 @@ It must not know what is compared.
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from command_line import describe_command
 

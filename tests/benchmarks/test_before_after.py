@@ -1,15 +1,14 @@
 """The comparison of two checkouts: its ratio, its refusals, and a run of the real commands."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("before_after", ROOT / "benchmarks" / "before_after.py")
-before_after = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(before_after)
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import before_after  # noqa: E402
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""benchmarks/peers/command_line.py: a record says how it was made, without anybody's paths."""
+"""benchmarks/command_line.py: a record says how it was made, without anybody's paths."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 
 @pytest.fixture
 def command_line(monkeypatch):
-    monkeypatch.syspath_prepend(str(PEERS))
+    monkeypatch.syspath_prepend(str(PEERS.parent))
     import command_line
 
     return command_line
@@ -54,6 +54,7 @@ def test_a_program_outside_of_this_checkout_is_told_without_its_folder(command_l
 
 
 def test_what_is_saved_says_how_it_was_made(command_line, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(PEERS))
     import common
 
     file = tmp_path / "found.json"

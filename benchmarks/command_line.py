@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS = ("--json", "--save")
 """Options of the benchmarks whose file is the record itself, which says nothing of how it was made."""
 
