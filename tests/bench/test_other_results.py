@@ -122,3 +122,21 @@ def test_whatever_a_document_holds_the_page_is_whole(document):
 def test_names_and_texts_are_escaped(page):
     html = page(results={"<b>": {"x<y": 1, "said": "<i>"}, "two": {"x<y": 2, "said": "&"}}).render()
     assert "<b>" not in html and "<i>" not in html and "x&lt;y" in html
+
+
+def test_pairs_of_numbers_inside_rows_are_a_curve_each(page):
+    curves = [[[10, 0.5], [20, 0.75], [30, 0.8]], [[1, 9.0], [2, 7.0]]]
+    html = page(
+        results=[{"case": case, "curve": curve} for case, curve in zip("ab", curves, strict=True)]
+    ).render()
+    assert html.count("<figure") == 2
+    back = [[[20, 0.5], [10, 0.75]], [[1, 9.0], [1, 7.0]]]
+    html = page(
+        results=[{"case": case, "curve": curve} for case, curve in zip("ab", back, strict=True)]
+    ).render()
+    assert "<figure" not in html
+
+
+def test_a_part_with_nothing_but_seeds_is_left_out_with_its_heading(page):
+    html = page(results=[{"rate": 2.5, "seeds": [0, 1], "rows": [{"seed": 0}, {"seed": 1}]}]).render()
+    assert "2.5" in html and "seed" not in html and "results: rows" not in html

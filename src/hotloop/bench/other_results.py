@@ -5,7 +5,7 @@ epochs or updates a curve. It knows no program by name.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -114,6 +114,16 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_can_draw, value))
 
 
+def _is_curve(value: Any) -> bool:
+    """Pairs of numbers, of which the first ones grow."""
+    is_pairs = (
+        isinstance(value, list)
+        and len(value) > 1
+        and all(_is_numbers(one) and len(one) == 2 for one in value)
+    )
+    return is_pairs and all(one[0] < after[0] for one, after in pairwise(value))
+
+
 def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
@@ -146,9 +156,15 @@ def _add_part(page: Page, name: str, value: Any) -> None:
         page.charts(
             [(_strips(name, {path or name: each for path, each in numbers.items()}), "A dot a value.")]
         )
-    elif isinstance(value, Mapping) and (series := _all_leaves(value, _is_rows)) is not None:
+    elif isinstance(value, Mapping) and (curves := _all_leaves(value, _is_curve)) is not None:
         page.heading(name)
-        _add_series(page, series)
+        page.charts(
+            [_draw_curve(path or name, points) for path, points in list(curves.items())[:MOST_CHARTS]]
+        )
+    elif isinstance(value, Mapping) and (series := _all_leaves(value, _is_rows)) is not None:
+        if charts := _draw_series(series):
+            page.heading(name)
+            page.charts(charts)
     elif _is_rows(value) or (
         isinstance(value, Mapping) and all(isinstance(one, Mapping) for one in value.values())
     ):
@@ -217,7 +233,7 @@ def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Cell]
             yield from _flat(value, f"{name} ")
         elif _is_cell(value):
             yield name, _cell(value)
-        elif _is_numbers(value):
+        elif _is_numbers(value) and key not in SEEDS:
             yield f"{name}, median", median(value)
 
 
@@ -234,7 +250,14 @@ def _add_rows(page: Page, rows: Mapping[str, Mapping[str, Any]], is_named: bool)
         page.table(heads, [[*name, *row] for name, row in zip(first, cells, strict=True)])
 
 
-def _add_series(page: Page, series: Mapping[str, Rows]) -> None:
+def _draw_curve(name: str, points: Sequence[Sequence[float]]) -> CaptionedChart:
+    chart = line_chart(
+        name, Axis("the first number of a pair"), Axis("the second"), {"": [(x, y) for x, y in points]}
+    )
+    return chart, "As its file has it."
+
+
+def _draw_series(series: Mapping[str, Rows]) -> list[CaptionedChart]:
     """Rows of several runs: curves over epochs or updates, or how far single runs lie apart."""
     first = next(iter(series.values()))
     over = next((key for key in OVER if all(_can_draw(row.get(key)) for row in first)), None)
@@ -260,7 +283,7 @@ def _add_series(page: Page, series: Mapping[str, Rows]) -> None:
                 for name, rows in series.items()
             }
             charts.append((_strips(_words(figure), known), "A dot a run; the box is the middle half."))
-    page.charts(charts)
+    return charts
 
 
 def _without_start(lines: Mapping[str, Sequence[Point]]) -> tuple[dict[str, Sequence[Point]], str]:

@@ -114,7 +114,8 @@ def describe_device(document: Mapping[str, Any]) -> str:
     if not isinstance(where, Mapping):
         return ""
     if where.get("platform") == "cpu":
-        return f"{where.get('cpu', 'CPU')}, {where.get('cores', '?')} cores"
+        cores = where.get("cores", "?")
+        return f"{where.get('cpu', 'CPU')}, {cores} core{'' if cores == 1 else 's'}"
     kinds = where.get("device_kinds")
     return str(kinds[0]) if isinstance(kinds, list) and kinds else ""
 
