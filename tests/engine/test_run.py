@@ -161,6 +161,13 @@ def test_resume_with_another_config_names_every_key_that_may_not_differ(tmp_path
     assert "epochs: 2 -> 3" in events_of(tmp_path)[-2]["message"]
 
 
+def test_of_many_differences_a_refusal_names_the_first(tmp_path):
+    new_run(tmp_path).close()
+    with pytest.raises(RunError, match=r"a07: absent -> 7 and 15 more; use the old values") as found:
+        new_run(tmp_path, {f"a{number:02}": number for number in range(20)}, resume=True)
+    assert len(str(found.value)) < 400
+
+
 def test_a_config_equals_itself_after_a_trip_through_json(tmp_path):
     config = {"groups": (1, 2), "period": Fraction(1, 2), "path": Path("a"), "none": None}
     new_run(tmp_path, config).close()

@@ -32,6 +32,7 @@ from hotloop.options.files import load_json, parse_json, whole_file
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 LOCK, RECORDS = ".lock", "events.jsonl"
 WRITTEN_WHOLE = ("environment.json", "config.json")
+MOST_NAMED = 8  # differences of another config that a refusal names
 NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "platform", "xla_flags")
 """What the last bits of a sum depend on; a resumed run that finds another value says so."""
 OPEN: weakref.WeakSet["Run"] = weakref.WeakSet()
@@ -346,8 +347,10 @@ def check_options(
     old = {**defaults, **read_json(path / "config.json")}
     changed = find_differences(old, to_jsonable(config))
     if wrong := [text for key, text in changed.items() if key not in may_differ]:
+        more = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
         raise RunError(
-            f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new one"
+            f"{path} cannot resume with another config: {'; '.join(wrong[:MOST_NAMED])}{more}; use the old values or a "
+            "new one"
         )
     return changed
 

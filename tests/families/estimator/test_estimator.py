@@ -448,3 +448,16 @@ def test_rules_that_divide_by_squares_train_in_float16_as_in_float32(rule: str, 
         estimator = small(tmp_path / precision, batch_normed, {"rule": rule}, **formats)
         losses[precision] = estimator.train(data, steps=300).evaluate(data)["loss"]
     assert losses["16.16"] == pytest.approx(losses["32.32"], rel=0.1, abs=0.003), losses
+
+
+def test_another_familys_folder_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    """Without checkpoints, too, and where as many updates are there as were asked for."""
+    before = '{"model": "toy_model", "precision": "32.32"}'
+    (tmp_path / "config.json").write_text(before)
+    estimator = small(tmp_path)
+    with pytest.raises(
+        RunError, match=r"its config\.json is none of an estimator's run; choose another model_dir$"
+    ):
+        estimator.train(data, max_steps=2)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == before

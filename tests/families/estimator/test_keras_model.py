@@ -256,6 +256,9 @@ REFUSED: dict[str, Any] = {
     "is compiled with loss_weights: give": lambda: from_keras(make_weighted()),
     "model must be a keras.Model, not int 5": lambda: from_keras(5),
     "is not built, so it has no weights yet": lambda: from_keras(keras.Sequential([keras.layers.Dense(2)])),
+    "has no optimizer: compile it with one, or give optimizer=": lambda: from_keras(
+        make(compiled=False), loss=LOGITS
+    ),
     "has no weights: there is nothing to train": lambda: from_keras(
         keras.Sequential([keras.Input((5,)), keras.layers.Flatten()])
     ),
@@ -361,3 +364,9 @@ def test_the_page_s_example_runs(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     exec(program, {})  # noqa: S102
     assert (tmp_path / "from_keras" / "checkpoints").is_dir()
+
+
+def test_several_losses_are_refused_without_their_innards(tmp_path: Path) -> None:
+    estimator = estimate(tmp_path, make(), given={"loss": {"first": "mse", "second": LOGITS}})
+    with pytest.raises(HotloopError, match=r"not a dict of several: give one function of all outputs$"):
+        estimator.train((X, Y), steps=1)

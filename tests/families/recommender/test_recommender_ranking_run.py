@@ -16,7 +16,7 @@ from hotloop.engine.run import current_records, read_events
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import commands_config, evaluate, export, recommend, saved_run, train
 from hotloop.families.recommender.commands_config import EvaluateOptions, PredictOptions, RecommendOptions
-from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.config import KL_EPOCHS, TrainOptions
 from listener import Listener
 from undisturbed import assert_same_run
 
@@ -224,7 +224,20 @@ def test_nothing_to_like_is_refused_before_a_folder_is_made(options, tmp_path):
         DataError, match=r"^--relevant 5\.5: no training rating of .* is as high; take a lower one"
     ):
         train.run(wish, Listener(), "test")
+    with pytest.raises(
+        OptionError, match=r"^--relevant 5\.5: the training ratings go up to 5; take a lower one$"
+    ):
+        train.run(replace(wish, objective="ratings", kl=0.0, kl_epochs=KL_EPOCHS), Listener(), "test")
     assert not (tmp_path / "new").exists()
+
+
+def test_an_evaluation_by_what_no_rating_reaches_is_refused_and_leaves_the_last_one(run):
+    kept = {file: file.read_bytes() for file in (run / "evaluations").glob("*")}
+    with pytest.raises(
+        OptionError, match=r"^--relevant 6: the training ratings go up to 5; take a lower one$"
+    ):
+        evaluate.run(EvaluateOptions(run=run, relevant=6.0), Listener())
+    assert {file: file.read_bytes() for file in (run / "evaluations").glob("*")} == kept
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,11 @@ def from_keras(
         )
     given = {"learning_rate": learning_rate, "optimizer_params": dict(optimizer_params or {})}
     loss = loss if loss is not None else read_compiled_loss(model)
-    chosen = optimizer if optimizer is not None else model.optimizer
+    chosen = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+    if chosen is None:
+        raise OptionError(
+            f"from_keras: {model.name} has no optimizer: compile it with one, or give optimizer="
+        )
     if optimizer is None and (learning_rate is not None or optimizer_params):
         raise OptionError(
             "from_keras: learning_rate and optimizer_params are for an optimizer by name: give one"

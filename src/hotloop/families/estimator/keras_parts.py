@@ -2,7 +2,7 @@
 optimiser as optax has them, variables by names that last. It knows nothing of how the model is called."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -154,8 +154,14 @@ def make_per_sample(given: Any, what: str) -> Any:
         function, options = given._fn, given._fn_kwargs
         return _mean_of_rest(lambda outputs, labels: function(labels, outputs, **options))
     if not callable(given):
+        several = isinstance(given, Mapping | list | tuple)
+        form = (
+            f"a {type(given).__name__} of several: give one function of all outputs"
+            if several
+            else describe(given)
+        )
         raise OptionError(
-            f"from_keras: {what} must be one of Keras or a function of outputs and labels, not {describe(given)}"
+            f"from_keras: {what} must be one of Keras or a function of outputs and labels, not {form}"
         )
     return given
 

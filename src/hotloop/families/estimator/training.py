@@ -25,7 +25,7 @@ from hotloop.engine.run import read_events, read_json
 from hotloop.engine.sink_group import Sink
 from hotloop.engine.sinks import ConsoleSink, TensorBoardSink
 from hotloop.engine.training import TrainingRun, compiles_ahead, open_training
-from hotloop.errors import CheckpointError, DataError, MissingExtra
+from hotloop.errors import CheckpointError, DataError, MissingExtra, RunError
 from hotloop.families.estimator import model
 from hotloop.families.estimator.between_calls import (
     HOOKS,
@@ -83,6 +83,7 @@ def run_training(
     """Train to the target; what it took is the estimator's `last_run`."""
     hooks = check_hooks(hooks)
     config, folder = estimator.config, estimator.model_dir
+    _check_own(folder)
     if max_steps is not None:
         done = estimator.latest_checkpoint() or 0
         # At the target, a stop or a kill may have left something to do after the last update.
@@ -183,6 +184,14 @@ def _first_state(estimator: Any, job: Job) -> State:
         found = others.restore({name: state[name] for name in INFERENCE_PARTS}, in_part=True)
     estimator._say(f"weights of update {found.step:,} of {other}")
     return {**state, **found.state}
+
+
+def _check_own(folder: Path) -> None:
+    """RunError where the folder holds another family's run, whose records this one's would replace."""
+    there = folder / "config.json"
+    config = read_json(there) if there.exists() else {}
+    if config and "model_fn" not in config:
+        raise RunError(f"{folder}: its config.json is none of an estimator's run; choose another model_dir")
 
 
 def _open(estimator: Any, hooks: tuple[Hook, ...]) -> AbstractContextManager[TrainingRun]:

@@ -25,6 +25,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from hotloop.data.rating_matrix import RatingMatrix
+from hotloop.errors import OptionError
 from hotloop.families.recommender import batches
 from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import PredictionOptions, RankingOptions
@@ -87,8 +88,17 @@ def make_rules(options: PredictionOptions, low: float, high: float) -> ScoringRu
     """What a command's options ask for; `low` and `high` are the range of the training ratings."""
     bounds = (low, high) if options.clip else (-math.inf, math.inf)
     if isinstance(options, RankingOptions):
+        check_reachable(options.relevant, high)
         return ScoringRules(*bounds, options.round, options.k, options.relevant)
     return ScoringRules(*bounds, options.round)
+
+
+def check_reachable(relevant: float, high: float) -> None:
+    """OptionError for a bound that was chosen and is above all ratings; the usual one is, on other scales."""
+    if relevant > high and relevant != RankingOptions.relevant:
+        raise OptionError(
+            f"--relevant {relevant:g}: the training ratings go up to {high:g}; take a lower one"
+        )
 
 
 def make_measures(

@@ -32,7 +32,7 @@ from hotloop.families.recommender import batches, model, rating_sets, saved_run
 from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY
 from hotloop.families.recommender.config import FILES, KS, TrainOptions, make_schedule, warn_of_no_effect
-from hotloop.families.recommender.measures import count_likes, has_unrated_likes
+from hotloop.families.recommender.measures import check_reachable, count_likes, has_unrated_likes
 from hotloop.families.recommender.saved_run import Setup
 from hotloop.families.recommender.validation import (
     Validations,
@@ -71,6 +71,8 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
             )
     if config.objective == "ranking":
         check_relevant(config, data)
+    else:
+        check_reachable(config.relevant, data.scale[1])
     users, ratings = data.train.users, data.train.ratings
     given, config = config, config.resolve(users, ratings)
     assert config.batch_size is not None
