@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -226,6 +227,9 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, c
     assert result["validation"]["rmse"] == best["validation_rmse"]
     assert result["validation"]["ratings"] == best["validation_ratings"] > 90
     tests = {event["split"]: event for event in events(run, "evaluation")}
+    assert re.search(
+        rf"test RMSE {result['test']['rmse']:.4f} \+- {result['test']['rmse_se']:.4f}, MAE", said
+    )
     assert tests["test"]["rmse"] == result["test"]["rmse"] and tests["test"]["update"] == best["update"]
     (end,) = events(run, "end")
     assert (end["status"], end["update"]) == ("finished", 45)
@@ -650,6 +654,7 @@ def test_any_file_of_ratings_trains_alone_split_and_sized_by_what_it_holds(tmp_p
     assert (tested["rmse"], tested["data"]) == (
         pytest.approx(result["test"]["rmse"]), "test part of ratings.csv (random split)",
     )  # fmt: skip
+    assert tested["rmse_se"] == pytest.approx(result["test"]["rmse_se"], rel=1e-4) and tested["rmse_se"] > 0
 
 
 def test_help_names_every_option_and_preset(capsys):

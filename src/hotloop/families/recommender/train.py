@@ -231,7 +231,12 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
                 with console.progress(f"ranking ({part})"):
                     likes = count_likes(data.train, config.relevant)
                     truth = getattr(data, part)
-                    figures |= measure_order(job, data.train, truth, size, job.mesh, likes)(weights)
+                    rates = not job.is_ranking
+                    order = measure_order(job, data.train, truth, size, job.mesh, likes, rates=rates)(weights)
+                    of_batches = ("rmse_mean_of_batches",)  # the old program's, which evaluate explains
+                    figures |= {
+                        name: value for name, value in order.items() if name not in (*figures, *of_batches)
+                    }
             training.record.event("evaluation", update=step, epoch=epoch, split=part, **figures)
             for line in describe_figures(figures):
                 console.say(f"{part} {line} (step {step})")
@@ -241,7 +246,8 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
 def describe_figures(figures: Figures) -> Iterator[str]:
     """Errors of ratings, and what the order of items is worth, as far as they were measured."""
     if "rmse" in figures:
-        yield f"RMSE {figures['rmse']:.4f}, MAE {figures['mae']:.4f}"
+        error = f" +- {figures['rmse_se']:.4f}" if "rmse_se" in figures else ""
+        yield f"RMSE {figures['rmse']:.4f}{error}, MAE {figures['mae']:.4f}"
     if f"ndcg@{KS[0]}" in figures:
         ndcg, recall, coverage = (
             f"{name}@{k} {figures[f'{name.lower()}@{k}']:.4f}"

@@ -74,14 +74,17 @@ def measure_order(
     size: int,
     mesh: Mesh | None = None,
     likes: NDArray[np.int64] | None = None,
+    *,
+    rates: bool = False,
 ) -> Callable[[Any], Figures]:
-    """From a state to the worth of the order that its scores make, with `likes` beside that of popularity."""
-    rules = ScoringRules(ks=KS, relevant=job.net.relevant)
+    """From a state to the worth of the order that its scores make, with `likes` beside that of popularity; of a model
+    that `rates` what its ratings are worth, too."""
+    rules = ScoringRules(job.low, job.high, ks=KS, relevant=job.net.relevant)
 
     def score(state: Any, batch: Batch) -> Array:
         return model.predict(job, state, batch["ratings"])
 
-    return make_measures(score, train, truth, size, rules, mesh=mesh, rates=False, likes=likes)
+    return make_measures(score, train, truth, size, rules, mesh=mesh, rates=rates, likes=likes)
 
 
 class Validations(Keep):
