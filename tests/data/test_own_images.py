@@ -143,7 +143,7 @@ def test_names_of_records_are_read_as_they_were_written_whatever_the_locale(tmp_
 def test_records_that_lack_what_a_training_needs_say_how_to_get_it(tmp_path):
     source = image_folder(tmp_path / "own", {"train": {"dog": 3, "cat": 3}})
     out = built(source, tmp_path / "out")
-    with pytest.raises(DataError, match=r"no validation records; build them anew .* with --hold-out$"):
+    with pytest.raises(DataError, match=r"no validation records; build them anew .* with hold_out$"):
         open_own_images(out)
     (out / "labels.txt").unlink()
     with pytest.raises(DataError, match=r"without a readable labels\.txt"):

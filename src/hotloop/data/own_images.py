@@ -119,6 +119,6 @@ def _open_records(folder: Path) -> OwnImages:
         ) from None
     if not any(folder.glob("validation-*")):
         raise DataError(
-            f"{folder}: no validation records; build them anew from a folder that has val/CLASS, or with --hold-out"
+            f"{folder}: no validation records; build them anew from a folder that has val/CLASS, or with hold_out"
         )
     return OwnImages(folder, classes, RecordSet(folder, "train"), RecordSet(folder, "validation"))
